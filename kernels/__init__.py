@@ -1,0 +1,1 @@
+"""Attention kernels over contiguous ranges and block tables. Know nothing of memory managers."""

@@ -1,0 +1,1 @@
+"""vattn: one inference engine, switchable KV-cache backends (`virtual`, `paged`, `static`)."""

@@ -1,0 +1,1 @@
+"""The continuous-batching engine: request, scheduler, runner, sampler."""

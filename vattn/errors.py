@@ -1,0 +1,41 @@
+"""Every error a user can meet. All say what was asked, what was there and what to do."""
+
+from __future__ import annotations
+
+from vattn.vmm.driver import DriverError, DriverUnavailable, OutOfMemory
+
+__all__ = [
+    "CapacityError",
+    "ConfigError",
+    "DriverError",
+    "DriverUnavailable",
+    "ModelNotFound",
+    "OutOfMemory",
+    "RequestError",
+    "UnsupportedModel",
+    "VattnError",
+]
+
+
+class VattnError(Exception):
+    """Base class of the engine's own errors. Driver errors come from `vattn.vmm` and stand apart."""
+
+
+class ConfigError(VattnError, ValueError):
+    """An engine option is wrong or contradicts another."""
+
+
+class ModelNotFound(VattnError, FileNotFoundError):
+    """The model name is neither an installed package, a folder, a file nor a reachable hub id."""
+
+
+class UnsupportedModel(VattnError):
+    """The model needs something the engine does not do; raised before any weight is loaded."""
+
+
+class RequestError(VattnError, ValueError):
+    """A prompt or its sampling parameters are refused; the engine's state is untouched."""
+
+
+class CapacityError(VattnError):
+    """A request can never fit the KV cache or the model's context."""

@@ -1,0 +1,1 @@
+"""KV-cache backends under one contract: `virtual`, `paged`, `static`."""

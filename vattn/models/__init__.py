@@ -1,0 +1,1 @@
+"""Models from transformers: loading, the support matrix, the attention hook."""

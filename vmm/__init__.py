@@ -1,0 +1,1 @@
+"""Virtual memory, from driver calls to a growable tensor. Knows nothing of attention."""
