@@ -1,0 +1,55 @@
+"""A pool of reference-counted KV blocks of equal size (PagedAttention, section 4.2)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class BlockPool:
+    """Block ids `0 .. num_blocks - 1`, each free or held by `refs(block)` holders.
+
+    Freed blocks go to the back of the queue and are handed out from the front, so a block rests as
+    long as possible before its bytes are overwritten.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a block pool needs at least one block, got {num_blocks}")
+        self.num_blocks = num_blocks
+        self._refs = [0] * num_blocks
+        self._free = deque(range(num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def refs(self, block: int) -> int:
+        return self._refs[block]
+
+    def acquire(self, n: int) -> list[int] | None:
+        """Take `n` blocks with one reference each, or None (and nothing) when fewer are free."""
+        if n > len(self._free):
+            return None
+        blocks = [self._free.popleft() for _ in range(n)]
+        for block in blocks:
+            self._refs[block] = 1
+        return blocks
+
+    def retain(self, block: int) -> None:
+        """Add a holder to a block that has one."""
+        assert self._refs[block] > 0, f"block {block} is free: nobody can share it"
+        self._refs[block] += 1
+
+    def release(self, block: int) -> None:
+        """Drop a holder; the last one frees the block."""
+        assert self._refs[block] > 0, f"block {block} is released more often than held"
+        self._refs[block] -= 1
+        if not self._refs[block]:
+            self._free.append(block)
+
+    def check(self) -> None:
+        free = set(self._free)
+        assert len(free) == len(self._free), "a block is free twice"
+        for block, refs in enumerate(self._refs):
+            assert refs >= 0
+            assert (refs == 0) == (block in free), f"block {block}: {refs} holders, free={block in free}"

@@ -1,0 +1,131 @@
+"""Where a token's K and V lie: sizes, strides and the two contiguous layouts.
+
+Every backend shows its memory as ONE strided tensor
+
+    kv[layer, 2, row, position, kv_head, head_dim]        2 = (K, V)
+
+so that kernels take a base pointer and strides, and a layout is nothing but a choice of strides.
+
+    interleaved   a row holds whole tokens                  row s
+                  +----------- token 0 -----------+------- token 1 ----
+                  | L0 K | L0 V | L1 K | L1 V | … | L0 K | L0 V | …
+                  +-------------------------------+--------------------
+    per_layer     2 x layers ranges, each holding     range (layer, K or V)
+                  one layer's K or V of every row     | row 0: t0 t1 t2 … | row 1: t0 t1 …
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+
+class KVLayout(StrEnum):
+    """How a contiguous row is laid out (vAttention, section 5, uses `per_layer`)."""
+
+    INTERLEAVED = "interleaved"
+    PER_LAYER = "per_layer"
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """The KV of one token: `num_layers` x (K, V) x `num_kv_heads` x `head_dim` elements of `dtype`."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def head_elems(self) -> int:
+        """Elements of one layer's K (or V) of one token."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def token_elems(self) -> int:
+        return 2 * self.num_layers * self.head_elems
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token over all layers: layers x 2 x kv_heads x head_dim x itemsize."""
+        return self.token_elems * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """The geometry of `rows` contiguous rows of at most `max_tokens` tokens each.
+
+    `ranges` separate address ranges make up a row (1 when interleaved, 2 x layers when per-layer);
+    each range of a row spans `row_bytes`, a multiple of the page AND of the token stride, so that
+    (row, position) flattens to one index with one stride. The padding is address space, not memory.
+    """
+
+    kind: KVLayout
+    shape: KVShape
+    rows: int
+    max_tokens: int
+    page_bytes: int
+
+    @property
+    def ranges(self) -> int:
+        return 1 if self.kind is KVLayout.INTERLEAVED else 2 * self.shape.num_layers
+
+    @property
+    def token_elems(self) -> int:
+        """Elements between two tokens of a row (the token stride)."""
+        per_layer = self.kind is KVLayout.PER_LAYER
+        return self.shape.head_elems if per_layer else self.shape.token_elems
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token within one range."""
+        return self.token_elems * self.shape.dtype.itemsize
+
+    @property
+    def row_tokens(self) -> int:
+        """Positions between two rows: `max_tokens` rounded up so that rows start on pages."""
+        unit = math.lcm(self.page_bytes, self.token_bytes) // self.token_bytes
+        return math.ceil(self.max_tokens / unit) * unit
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of address space of one range of one row."""
+        return self.row_tokens * self.token_bytes
+
+    def pages(self, tokens: int) -> int:
+        """Pages that `tokens` tokens need in EACH range of a row."""
+        return -(-tokens * self.token_bytes // self.page_bytes)
+
+    def tokens(self, pages: int) -> int:
+        """Whole tokens that `pages` pages in each range can hold."""
+        return pages * self.page_bytes // self.token_bytes
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        s = self.shape
+        return (s.num_layers, 2, self.rows, self.row_tokens, s.num_kv_heads, s.head_dim)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides in elements of `kv[layer, 2, row, position, kv_head, head_dim]`."""
+        s, row = self.shape, self.row_tokens * self.token_elems
+        if self.kind is KVLayout.INTERLEAVED:
+            return (2 * s.head_elems, s.head_elems, row, self.token_elems, s.head_dim, 1)
+        return (2 * self.rows * row, self.rows * row, row, self.token_elems, s.head_dim, 1)
+
+
+def default_page_bytes(kind: KVLayout, shape: KVShape, granularity: int) -> int:
+    """The page a backend maps by default: the driver's granularity, grown to hold about 16 tokens.
+
+    2 MiB (CUDA) already holds 16 tokens of Llama-3-8B interleaved, or 1,024 per layer; the host's
+    64 KiB would hold barely one interleaved token of a small model and cost a driver call for each.
+    """
+    if kind is KVLayout.PER_LAYER:
+        return granularity
+    page, want = granularity, 16 * shape.token_bytes
+    while page < want and page < 2 << 20:
+        page *= 2
+    return page

@@ -1,0 +1,58 @@
+"""Memory truth: what the KV cache holds right now, in bytes, and the identities that must hold."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class MemoryUsage:
+    """One moment of a KV cache, all fields in bytes.
+
+    physical = in_use + parked + cached + free
+
+        in_use           memory that live requests' tokens need (a shared page counts once)
+        parked           mapped, needed by nobody now: finished rows kept for the next request,
+                         surplus of adopted rows, pages mapped ahead; reclaimed when memory runs short
+        cached           kept for prefix hits only
+        free             created and in nobody's hands
+
+    mapped by live requests = in_use + shared_saved = logical + tail_waste + external_waste
+
+        logical          tokens x token_bytes over live requests: what an ideal allocator would hold
+        tail_waste       internal fragmentation: the unused end of last pages or blocks
+        external_waste   reserved for tokens that may never come (`static`; 0 elsewhere)
+    """
+
+    virtual_reserved: int
+    physical: int
+    in_use: int
+    parked: int
+    cached: int
+    free: int
+    logical: int
+    shared_saved: int
+    tail_waste: int
+    external_waste: int
+
+    @property
+    def held(self) -> int:
+        """Physical bytes not free: in use, parked or cached."""
+        return self.in_use + self.parked + self.cached
+
+    @property
+    def kv_utilization(self) -> float:
+        """logical / mapped by live requests; 1.0 when nothing is mapped."""
+        mapped = self.in_use + self.shared_saved
+        return self.logical / mapped if mapped else 1.0
+
+    def to_dict(self) -> dict[str, float]:
+        return {**asdict(self), "kv_utilization": self.kv_utilization}
+
+    def check(self) -> None:
+        """Raise AssertionError unless the identities hold."""
+        for name, value in asdict(self).items():
+            assert value >= 0, f"{name} is negative: {self}"
+        assert self.physical == self.in_use + self.parked + self.cached + self.free, self
+        assert self.virtual_reserved >= self.physical, self
+        assert self.in_use + self.shared_saved == self.logical + self.tail_waste + self.external_waste, self
