@@ -1,0 +1,147 @@
+"""Tensors over bare addresses, through a hand-made DLPack capsule.
+
+`torch.from_dlpack` is the one way in that never asks a driver about the pointer, so a tensor may span a
+reservation in which little or nothing is mapped. (`__cuda_array_interface__` looks the pointer up and
+`torch.frombuffer` knows only CPU memory.)
+
+Ownership: torch calls the capsule's deleter when the last tensor of the storage dies, on any thread; the deleter
+drops the reference to `owner`. At interpreter exit the deleters of tensors still alive are removed, so that no
+Python code runs after Python has gone.
+
+Source: DLPack 1.0, `dlpack.h`, `DLManagedTensor`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_KIND = {"cpu": 1, "cuda": 2}  # DLDeviceType
+_INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6  # DLDataTypeCode
+_TYPES = {
+    torch.float16: (_FLOAT, 16),
+    torch.float32: (_FLOAT, 32),
+    torch.float64: (_FLOAT, 64),
+    torch.bfloat16: (_BFLOAT, 16),
+    torch.int8: (_INT, 8),
+    torch.int16: (_INT, 16),
+    torch.int32: (_INT, 32),
+    torch.int64: (_INT, 64),
+    torch.uint8: (_UINT, 8),
+    torch.bool: (_BOOL, 8),
+    torch.complex64: (_COMPLEX, 64),
+    torch.complex128: (_COMPLEX, 128),
+}
+# Anything newer (fp8, wide unsigned) goes through a type of the same size.
+_BY_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("index", ctypes.c_int))
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+# Capsule memory torch still points at: address -> (struct, shape, strides, owner). Not state of ours to consult:
+# it only keeps objects alive for as long as torch does.
+_alive: dict[int, tuple[Any, ...]] = {}
+
+
+def _drop(address: int, _pop: Any = _alive.pop) -> None:
+    _pop(address, None)
+
+
+_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_drop)
+_DELETER_ADDRESS = ctypes.cast(_DELETER, ctypes.c_void_p).value
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+
+
+@atexit.register
+def _disarm() -> None:
+    """Detach torch from Python before the interpreter goes; what is left dies with the process."""
+    for managed, *_ in list(_alive.values()):
+        managed.deleter = None
+    for forever in (_alive, _DELETER):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(forever))
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides in elements."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
+    return tuple(strides)
+
+
+def span_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:
+    """Bytes from the first element to the end of the last one; 0 for an empty tensor."""
+    if any(size == 0 for size in shape):
+        return 0
+    return (sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1) * itemsize
+
+
+def tensor_from_address(
+    address: int,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    owner: object = None,
+) -> torch.Tensor:
+    """View `address` on `device` as a tensor, without touching it or asking a driver about it.
+
+    `stride` is in elements and must not be negative. The storage keeps `owner` alive until its last view dies.
+    """
+    if len(shape) != len(stride):
+        raise ValueError(f"shape {tuple(shape)} and stride {tuple(stride)} differ in length")
+    if any(size < 0 for size in shape) or any(step < 0 for step in stride):
+        raise ValueError(f"shape {tuple(shape)} and stride {tuple(stride)} must not be negative")
+    if device.type not in _KIND:
+        raise ValueError(f"no DLPack view on device {device}: use cpu or cuda")
+    wire = dtype if dtype in _TYPES else _BY_SIZE[dtype.itemsize]
+    code, bits = _TYPES[wire]
+    dims = len(shape)
+    managed = _Managed()
+    shape_array = (ctypes.c_int64 * dims)(*shape)
+    stride_array = (ctypes.c_int64 * dims)(*stride)
+    managed.tensor.data = address
+    managed.tensor.device = _Device(_KIND[device.type], device.index or 0)
+    managed.tensor.ndim = dims
+    managed.tensor.dtype = _DataType(code, bits, 1)
+    managed.tensor.shape = shape_array
+    managed.tensor.strides = stride_array
+    managed.deleter = _DELETER_ADDRESS
+    key = ctypes.addressof(managed)
+    _alive[key] = (managed, shape_array, stride_array, owner)
+    # An inference tensor could never be written to outside inference mode; a view of memory must be plain.
+    with torch.inference_mode(False):
+        try:
+            tensor = torch.from_dlpack(_new_capsule(key, b"dltensor", None))
+        except BaseException:
+            _alive.pop(key, None)
+            raise
+        return tensor if wire is dtype else tensor.view(dtype)
