@@ -19,6 +19,8 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from .counter import CallCounter as CallCounter  # named here: a driver and its counter come together
+
 if TYPE_CHECKING:
     import torch
 

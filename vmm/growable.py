@@ -1,0 +1,248 @@
+"""A tensor whose first dimension grows in place.
+
+    addresses  | row | row | row | row |  .  |  .  |  .  |  .  |     max_rows, reserved once: data_ptr never changes
+    memory     |▓▓ page ▓▓|▓▓ page ▓▓|░░                             pages, mapped as rows need them
+    view()     [ len rows ............ ]
+
+No copy when it grows, no more than a page of over-allocation, on CPU and CUDA.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import NoReturn, Self
+
+import torch
+
+from .driver import DEINITIALIZED, Driver, DriverError, OutOfMemory, open_driver
+from .pool import PagePool
+from .space import AddressSpace
+
+
+class _Memory:
+    """What the tensor and every view of it keep alive: when the last of them dies, all memory goes back."""
+
+    def __init__(self, driver: Driver, owns_driver: bool, page_bytes: int, size: int) -> None:
+        self.driver = driver
+        self.pool = PagePool(driver, page_bytes, -(-size // page_bytes) * page_bytes)
+        self.space = AddressSpace(driver, self.pool, 1, size)
+        clean_up = partial(_give_back, driver, owns_driver, self.pool, self.space)
+        self._finalizer = weakref.finalize(self, driver.defer, clean_up)
+        self._finalizer.atexit = False  # threads may still compute; the process gives everything back anyway
+
+
+class GrowableTensor:
+    """Tensor `[n, *shape_tail]` in which `n` grows up to `max_rows` while the address stays.
+
+    Args:
+        shape_tail: shape of one row; `()` for a growing vector.
+        dtype: any torch dtype.
+        max_rows: rows to reserve addresses for. Addresses are free: be generous.
+        device: "cpu" or "cuda"; ignored when a driver is given.
+        driver: share one driver between tensors; None opens one for this tensor alone.
+        page_bytes: unit in which memory is mapped, a multiple of the driver's granularity, which is the
+            default (64 KiB on CPU, usually 2 MiB on CUDA).
+
+    New rows hold what the memory held, like `torch.empty`. Views stay valid while the tensor grows and keep its
+    memory alive, also after `close()` or garbage collection. Only `shrink` takes memory away from under a view:
+    reading rows that were cut off through an old view may kill the process.
+
+    Not thread-safe, as little as a list is. Raises `ValueError` for impossible sizes, `OutOfMemory` when there is no
+    memory to grow into, `DriverUnavailable` where the device has no virtual memory.
+    """
+
+    def __init__(
+        self,
+        shape_tail: Sequence[int],
+        dtype: torch.dtype,
+        max_rows: int,
+        device: str | torch.device = "cpu",
+        driver: Driver | None = None,
+        page_bytes: int | None = None,
+    ) -> None:
+        self.shape_tail = tuple(shape_tail)
+        self.dtype = dtype
+        self.max_rows = max_rows
+        self.row_bytes = math.prod(self.shape_tail) * dtype.itemsize
+        if self.row_bytes <= 0 or any(size < 0 for size in self.shape_tail):
+            raise ValueError(f"a row of shape {self.shape_tail} holds nothing")
+        if max_rows <= 0:
+            raise ValueError(f"max_rows must be positive, not {max_rows}")
+        if page_bytes is not None and page_bytes <= 0:
+            raise ValueError(f"page_bytes must be positive, not {page_bytes}")
+        owns_driver = driver is None
+        if driver is None:
+            driver = _open(torch.device(device), page_bytes)
+        try:
+            memory = _Memory(driver, owns_driver, page_bytes or driver.granularity, max_rows * self.row_bytes)
+        except BaseException:
+            if owns_driver:
+                driver.close()
+            raise
+        self.device = driver.device
+        self._memory: _Memory | None = memory
+        self._base: torch.Tensor | None = None  # the rows for which memory is mapped
+        self._rows = 0
+
+    # The tensor
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of `view()`."""
+        return torch.Size((self._rows, *self.shape_tail))
+
+    def view(self) -> torch.Tensor:
+        """The tensor as it is now: contiguous, `[len(self), *shape_tail]`, always at the same address.
+
+        Costs about a microsecond. Its storage spans mapped memory only, so saving or copying it is safe.
+        """
+        if self._base is None:
+            space = self._open_memory().space
+            rows = min(self.max_rows, space.mapped_bytes // self.row_bytes)
+            self._base = space.tensor((rows, *self.shape_tail), None, self.dtype, owner=self._memory)
+        return self._base.narrow(0, 0, self._rows)
+
+    def data_ptr(self) -> int:
+        """Address of row 0, the same for the life of the tensor."""
+        return self._open_memory().space.base
+
+    def grow(self, n: int) -> None:
+        """Add `n` rows at the end. All or nothing."""
+        memory = self._open_memory()
+        rows = self._rows + n
+        if n < 0 or rows > self.max_rows:
+            raise ValueError(f"cannot grow {self._rows} rows by {n}: max_rows is {self.max_rows}")
+        missing = self._pages(rows) - memory.space.mapped(0)
+        if missing > 0:
+            try:
+                grown = memory.space.extend(0, missing)
+            except BaseException:
+                memory.pool.trim()
+                raise
+            if not grown:
+                memory.pool.trim()
+                free, total = memory.driver.memory_info()
+                asked = missing * memory.pool.page_bytes
+                raise OutOfMemory(
+                    "grow", hint=f"{asked:,} bytes needed for {n} rows; {free:,} of {total:,} are free"
+                )
+            self._base = None
+        self._rows = rows
+
+    def shrink(self, n: int) -> None:
+        """Drop the last `n` rows and give back the pages only they used. Waits for the device if there are any."""
+        memory = self._open_memory()
+        if not 0 <= n <= self._rows:
+            raise ValueError(f"cannot shrink {self._rows} rows by {n}")
+        rows = self._rows - n
+        pages = self._pages(rows)
+        self._rows = rows
+        if pages < memory.space.mapped(0):
+            self._base = None
+            memory.driver.synchronize()
+            memory.space.truncate(0, pages)
+            memory.pool.trim()
+
+    def append(self, rows: torch.Tensor) -> None:
+        """Grow by `len(rows)` and copy `rows` (`[k, *shape_tail]`) there."""
+        if tuple(rows.shape[1:]) != self.shape_tail or not rows.dim():
+            raise ValueError(
+                f"rows of shape {tuple(rows.shape)} do not fit [k, {', '.join(map(str, self.shape_tail))}]"
+            )
+        start = self._rows
+        self.grow(len(rows))
+        self.view()[start:].copy_(rows)
+
+    # Memory
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows there are."""
+        return self._rows * self.row_bytes
+
+    @property
+    def nbytes_mapped(self) -> int:
+        """Bytes of physical memory held: `nbytes` rounded up to pages."""
+        return 0 if self._memory is None else self._memory.space.mapped_bytes
+
+    @property
+    def nbytes_reserved(self) -> int:
+        """Bytes of addresses held."""
+        return 0 if self._memory is None else self._memory.space.reserved_bytes
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._memory is None
+
+    def close(self) -> None:
+        """Let go of the memory: it is given back at once, or with the last view. Idempotent."""
+        self._rows = 0
+        self._base = None
+        self._memory = None
+
+    def check(self) -> None:
+        """Prove that rows, pages and driver agree; raises AssertionError."""
+        memory = self._open_memory()
+        memory.pool.check()
+        memory.space.check({})
+        assert memory.space.mapped(0) == self._pages(self._rows), "pages and rows disagree"
+        assert memory.pool.free_bytes == 0, "pages are held without need"
+
+    def __enter__(self) -> Self:
+        self._open_memory()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._memory is None else f"{self.nbytes_mapped:,} bytes mapped"
+        return f"GrowableTensor({list(self.shape)}, dtype={self.dtype}, device={self.device}, {state})"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "a GrowableTensor is bound to its addresses and can't be copied or pickled: use .view().clone()"
+        )
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce_ex__(None)
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        self.__reduce_ex__(None)
+
+    def _pages(self, rows: int) -> int:
+        return -(-rows * self.row_bytes // self._open_memory().pool.page_bytes)
+
+    def _open_memory(self) -> _Memory:
+        if self._memory is None:
+            raise ValueError("the GrowableTensor is closed")
+        return self._memory
+
+
+def _open(device: torch.device, page_bytes: int | None) -> Driver:
+    if device.type == "cpu" and page_bytes is not None:
+        # The largest granularity that the page is a multiple of; from 2 MiB on it brings huge pages.
+        return open_driver(device, granularity=page_bytes & -page_bytes)
+    return open_driver(device)
+
+
+def _give_back(driver: Driver, owns_driver: bool, pool: PagePool, space: AddressSpace) -> None:
+    try:
+        driver.synchronize()
+        space.close()
+        pool.close()
+    except DriverError as error:
+        if error.code != DEINITIALIZED:  # the driver was closed first: nothing is left to give back
+            raise
+    if owns_driver:
+        driver.close()
