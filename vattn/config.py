@@ -1,0 +1,81 @@
+"""Engine options, checked before anything is loaded or allocated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from vattn.errors import ConfigError
+
+KVBackend = Literal["virtual", "paged", "static"]
+LayoutName = Literal["auto", "interleaved", "per_layer"]
+
+CPU_DEFAULT_KV_BYTES = 4 << 30
+
+
+def _positive(name: str, value: int | None) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
+
+
+@dataclass(frozen=True)
+class KVCacheConfig:
+    """How KV memory is managed.
+
+    - `backend`: who maps: `"virtual"` (the driver), `"paged"` (the kernel), `"static"` (nobody).
+    - `layout`: of contiguous rows (`virtual`, `static`): `"interleaved"`, `"per_layer"`, or `"auto"`,
+      the better one on the device (docs/memory.md).
+    - `page_bytes`: physical page of `virtual`, a multiple of the driver's granularity; None: default.
+    - `block_size`: tokens in a block of `paged`.
+    - `memory_bytes`: budget of KV memory in bytes. None: on CUDA what `gpu_memory_utilization` leaves
+      after weights and activations; on CPU 4 GiB, or that share of free memory if it is less.
+    - `background_mapping`: map pages ahead in a thread (`virtual`). None: on CUDA only, where the host
+      waits while the device computes; on CPU the thread would take a core from the kernels.
+    """
+
+    backend: KVBackend = "virtual"
+    layout: LayoutName = "auto"
+    page_bytes: int | None = None
+    block_size: int = 16
+    memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    background_mapping: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("kv_backend", self.backend, get_args(KVBackend)),
+            ("kv_layout", self.layout, get_args(LayoutName)),
+        ):
+            if value not in allowed:
+                raise ConfigError(f"{name}={value!r} is unknown: use one of {', '.join(map(repr, allowed))}")
+        _positive("page_bytes", self.page_bytes)
+        _positive("block_size", self.block_size)
+        _positive("kv_cache_memory_bytes", self.memory_bytes)
+        share = self.gpu_memory_utilization
+        if not isinstance(share, (int, float)) or not math.isfinite(share) or not 0 < share <= 1:
+            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {share!r}")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits of a step, with the meanings known from vLLM.
+
+    - `max_num_seqs`: requests running at once.
+    - `max_num_batched_tokens`: tokens in one step, prompts cut into chunks to fit; at least
+      `max_num_seqs`, so that every running request can decode in every step.
+    """
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        _positive("max_num_seqs", self.max_num_seqs)
+        _positive("max_num_batched_tokens", self.max_num_batched_tokens)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is less than "
+                f"max_num_seqs={self.max_num_seqs}: every running request needs one token a step"
+            )
