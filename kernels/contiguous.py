@@ -1,0 +1,128 @@
+"""Attention over contiguous ranges: each request's keys and values lie in one slot, in order.
+
+      k, v   slot 0  | t0 t1 t2 ........ |      a token is [kv_heads, head_dim], its neighbour
+             slot 1  | t0 t1 t2 ........ |      `kv_stride_pos` elements further on
+             slot 2  | t0 t1 t2 ........ |
+
+An address is a scalar 64-bit base (slot, head, first token of the tile) plus 32-bit offsets that are the
+same for every tile. Memory at and behind a request's last token is never touched and need not exist.
+"""
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from . import walk
+from .walk import load_tile
+
+
+@triton.jit
+def _load(source, LAYOUT: tl.constexpr, start, live, tokens, dims,
+          HEAD_DIM: tl.constexpr, MASKED: tl.constexpr, TOKEN_SCALES: tl.constexpr):  # fmt: skip
+    """One tile by pointers (`walk`'s LOAD). k, v and the scales in `source` point at token 0 of slot and head."""
+    k, v, k_scale, v_scale, stride, scale_stride = source
+    PADDED: tl.constexpr = HEAD_DIM != dims.shape[0]
+    at = tl.cast(start, tl.int64)
+    offsets = tokens * stride
+    k_tile = load_tile(k + at * stride + (offsets[None, :] + dims[:, None]),
+                       live[None, :], (dims < HEAD_DIM)[:, None], MASKED, PADDED)  # fmt: skip
+    v_tile = load_tile(v + at * stride + (offsets[:, None] + dims[None, :]),
+                       live[:, None], (dims < HEAD_DIM)[None, :], MASKED, PADDED)  # fmt: skip
+    if TOKEN_SCALES:
+        scale_at = at * scale_stride + tokens * scale_stride
+        k_scales = load_tile(k_scale + scale_at, live, live, MASKED, False)
+        v_scales = load_tile(v_scale + scale_at, live, live, MASKED, False)
+    else:
+        k_scales = 1.0
+        v_scales = 1.0
+    return k_tile, v_tile, k_scales, v_scales
+
+
+@triton.jit
+def _load_tma(source, LAYOUT: tl.constexpr, start, live, tokens, dims,
+              HEAD_DIM: tl.constexpr, MASKED: tl.constexpr, TOKEN_SCALES: tl.constexpr):  # fmt: skip
+    """One whole tile by tensor descriptors over [slot, token, head, dim] (`walk`'s LOAD_WHOLE)."""
+    k_tiles, v_tiles, slot, kv_head = source
+    k_tile = k_tiles.load([slot, start, kv_head, 0]).reshape(tokens.shape[0], dims.shape[0]).T
+    v_tile = v_tiles.load([slot, start, kv_head, 0]).reshape(tokens.shape[0], dims.shape[0])
+    return k_tile, v_tile, 1.0, 1.0
+
+
+@triton.jit
+def _at_slot(k, v, k_scale, v_scale, slot, kv_head, kv_stride_slot, kv_stride_pos, kv_stride_head,
+             scale_stride_slot, scale_stride_pos, scale_stride_head, TOKEN_SCALES: tl.constexpr):  # fmt: skip
+    """`_load`'s source for one slot and KV head."""
+    base = slot.to(tl.int64) * kv_stride_slot + kv_head.to(tl.int64) * kv_stride_head
+    if TOKEN_SCALES:
+        scale_base = slot.to(tl.int64) * scale_stride_slot + kv_head.to(tl.int64) * scale_stride_head
+        k_scale += scale_base
+        v_scale += scale_base
+    return k + base, v + base, k_scale, v_scale, kv_stride_pos, scale_stride_pos
+
+
+@triton.jit
+def decode_kernel(
+    q, k, v, out, partial, partial_lse, slots, seq_lens, split_len, k_scale, v_scale, qk_scale,
+    num_splits, q_heads, q_stride_row, q_stride_head, out_stride_row, out_stride_head,
+    kv_stride_slot, kv_stride_pos, kv_stride_head, scale_stride_slot, scale_stride_pos, scale_stride_head,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, ONE_SPLIT: tl.constexpr, SCALES: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Grid (kv_heads * head tiles, requests, splits)."""
+    HEAD_TILES: tl.constexpr = (GROUP + BLOCK_H - 1) // BLOCK_H
+    kv_head = tl.program_id(0) // HEAD_TILES
+    request = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    first, last = walk.split_bounds(seq_lens, split_len, request, split, num_splits, BLOCK_N, ONE_SPLIT)
+    if not ONE_SPLIT and first >= last:
+        return
+    source = _at_slot(k, v, k_scale, v_scale, tl.load(slots + request), kv_head,
+                      kv_stride_slot, kv_stride_pos, kv_stride_head,
+                      scale_stride_slot, scale_stride_pos, scale_stride_head, SCALES == "token")  # fmt: skip
+    walk.decode(_load, source, 0, first, last, q, out, partial, partial_lse, k_scale, v_scale, qk_scale,
+                request, kv_head, tl.program_id(0) % HEAD_TILES, split, num_splits, q_heads,
+                q_stride_row, q_stride_head, out_stride_row, out_stride_head,
+                GROUP, HEAD_DIM, BLOCK_H, BLOCK_D, BLOCK_N, STAGES, ONE_SPLIT, SCALES, WIDE, UPCAST,
+                PRECISION)  # fmt: skip
+
+
+@triton.jit
+def prefill_kernel(
+    q, k, v, k_tiles, v_tiles, out, cu_seqlens, slots, seq_lens, k_scale, v_scale, qk_scale,
+    q_stride_row, q_stride_head, out_stride_row, out_stride_head,
+    kv_stride_slot, kv_stride_pos, kv_stride_head, scale_stride_slot, scale_stride_pos, scale_stride_head,
+    GROUP: tl.constexpr, PACK: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
+    SCALES: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Grid (query tiles, kv_heads if PACK else q_heads, requests).
+
+    With TMA, whole tiles come by the descriptors `k_tiles` and `v_tiles`, blocks [1, BLOCK_N, 1, BLOCK_D]. A
+    descriptor's bound is the slot's end, not the request's, so the tiles at the end go by pointers.
+    """
+    TILE_TOKENS: tl.constexpr = BLOCK_M // GROUP if PACK else BLOCK_M
+    request = tl.program_id(2)
+    q_first = tl.load(cu_seqlens + request)
+    q_len = tl.load(cu_seqlens + request + 1) - q_first
+    # Causal tiles cost more the later they are, and programs start in order: the last one goes first.
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    if block * TILE_TOKENS >= q_len:
+        return
+    token, head, kv_head = walk.query_tile(block, tl.program_id(1), GROUP, PACK, BLOCK_M)
+    slot = tl.load(slots + request)
+    source = _at_slot(k, v, k_scale, v_scale, slot, kv_head,
+                      kv_stride_slot, kv_stride_pos, kv_stride_head,
+                      scale_stride_slot, scale_stride_pos, scale_stride_head, SCALES == "token")  # fmt: skip
+    if TMA:
+        load_whole: tl.constexpr = _load_tma
+        whole_source = (k_tiles, v_tiles, slot, kv_head)
+    else:
+        load_whole: tl.constexpr = _load
+        whole_source = source
+    walk.prefill(load_whole, whole_source, _load, source, 0, q, out, k_scale, v_scale, qk_scale,
+                 q_first, q_len, tl.load(seq_lens + request), block * TILE_TOKENS, token, head, kv_head,
+                 q_stride_row, q_stride_head, out_stride_row, out_stride_head, TILE_TOKENS,
+                 HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, STAGES, SCALES, WIDE, UPCAST, PRECISION)  # fmt: skip

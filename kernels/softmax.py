@@ -1,0 +1,63 @@
+"""One step of attention by online softmax, in Triton: the arithmetic that every kernel here shares.
+
+A program owns ROWS query rows and walks the keys in tiles of COLS tokens. It keeps three things per row:
+
+      keys  0 ......... n                     acc   [ROWS, BLOCK_D]  sum of exp2(s - peak) * v
+          +----+----+----+---+                peak  [ROWS]           largest scaled score so far
+    rows  | s  |    |    |tail|               mass  [ROWS]           sum of exp2(s - peak)
+          +----+----+----+---+
+           step step step step(masked)        output = acc / mass,   log2-sum-exp = peak + log2(mass)
+
+All of it is float32 and in base 2: `qk_scale` is the softmax scale times log2(e), because exp2 is one
+instruction. Where K and V lie in memory is the caller's business, so a comparison between contiguous
+ranges and block tables compares addresses only. Scales of quantised K and V never touch the tiles: a
+scale per head is folded into `qk_scale` and the final division, a scale per token multiplies the scores
+and the weights.
+
+Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Dao, "FlashAttention-2" (2023).
+"""
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+MINUS_INFINITY: tl.constexpr = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def attend(q, k, v, acc, peak, mass, visible, qk_scale, k_scales, v_scales,
+           MASKED: tl.constexpr, TOKEN_SCALES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Fold one tile of keys into (acc, peak, mass); returns the three.
+
+    q [ROWS, BLOCK_D], k [BLOCK_D, COLS] (transposed), v [COLS, BLOCK_D]; k and v are converted to q's
+    dtype. visible, read if MASKED, broadcasts to [ROWS, COLS]. k_scales and v_scales [COLS] float32,
+    read if TOKEN_SCALES. qk_scale must be positive.
+    """
+    scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
+    if TOKEN_SCALES:
+        scores *= k_scales[None, :]
+    if MASKED:
+        scores = tl.where(visible, scores * qk_scale, MINUS_INFINITY)
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        # A row that has seen no key yet: subtract 0 instead of -inf, which would make NaN.
+        origin = tl.where(new_peak == MINUS_INFINITY, 0.0, new_peak)
+        weights = tl.exp2(scores - origin[:, None])
+        decay = tl.exp2(peak - origin)
+    else:
+        # Scale after the maximum, so that scale and subtraction are one fused multiply-add per score.
+        new_peak = tl.maximum(peak, tl.max(scores, 1) * qk_scale)
+        weights = tl.exp2(scores * qk_scale - new_peak[:, None])
+        decay = tl.exp2(peak - new_peak)
+    mass = mass * decay + tl.sum(weights, 1)
+    if TOKEN_SCALES:
+        weights *= v_scales[None, :]
+    acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * decay[:, None], input_precision=PRECISION)
+    return acc, new_peak, mass
+
+
+@triton.jit
+def normalise(acc, mass, v_scale):
+    """acc / mass * v_scale; rows that saw no key become zero."""
+    return acc * tl.where(mass > 0.0, v_scale / mass, 0.0)[:, None]
