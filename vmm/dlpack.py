@@ -4,9 +4,9 @@
 reservation in which little or nothing is mapped. (`__cuda_array_interface__` looks the pointer up and
 `torch.frombuffer` knows only CPU memory.)
 
-Ownership: torch calls the capsule's deleter when the last tensor of the storage dies, on any thread; the deleter
-drops the reference to `owner`. At interpreter exit the deleters of tensors still alive are removed, so that no
-Python code runs after Python has gone.
+Ownership: torch calls the capsule's deleter when the last tensor of the storage dies, on any thread; the
+deleter drops the reference to `owner`. At interpreter exit the deleters of tensors still alive are removed,
+so that no Python code runs after Python has gone.
 
 Source: DLPack 1.0, `dlpack.h`, `DLManagedTensor`.
 """
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 _KIND = {"cpu": 1, "cuda": 2}  # DLDeviceType
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6  # DLDataTypeCode
@@ -64,8 +65,8 @@ class _Managed(ctypes.Structure):
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
-# Capsule memory torch still points at: address -> (struct, shape, strides, owner). Not state of ours to consult:
-# it only keeps objects alive for as long as torch does.
+# Capsule memory torch still points at: address -> (struct, shape, strides, owner). Not state of ours to
+# consult: it only keeps objects alive for as long as torch does.
 _alive: dict[int, tuple[Any, ...]] = {}
 
 
@@ -114,7 +115,8 @@ def tensor_from_address(
 ) -> torch.Tensor:
     """View `address` on `device` as a tensor, without touching it or asking a driver about it.
 
-    `stride` is in elements and must not be negative. The storage keeps `owner` alive until its last view dies.
+    `stride` is in elements and must not be negative. The storage keeps `owner` alive until its last view
+    dies.
     """
     if len(shape) != len(stride):
         raise ValueError(f"shape {tuple(shape)} and stride {tuple(stride)} differ in length")
@@ -140,7 +142,7 @@ def tensor_from_address(
     # An inference tensor could never be written to outside inference mode; a view of memory must be plain.
     with torch.inference_mode(False):
         try:
-            tensor = torch.from_dlpack(_new_capsule(key, b"dltensor", None))
+            tensor = from_dlpack(_new_capsule(key, b"dltensor", None))
         except BaseException:
             _alive.pop(key, None)
             raise

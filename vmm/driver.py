@@ -58,7 +58,8 @@ class MappedRange(NamedTuple):
 class DriverError(RuntimeError):
     """A driver call was refused.
 
-    Attributes: `call` (what was called), `code` (the CUresult), `name` (its name), `hint` (what to do, or "").
+    Attributes: `call` (what was called), `code` (the CUresult), `name` (its name), `hint` (what to do, or
+    "").
     """
 
     def __init__(self, call: str, code: int, name: str = "", hint: str = "") -> None:
@@ -86,8 +87,9 @@ class DriverUnavailable(RuntimeError):
 class Driver(Protocol):
     """Virtual memory of one device. Sizes, addresses and alignments are bytes, multiples of `granularity`.
 
-    Every call either does all it was asked or raises `DriverError` and changes nothing. Calls are safe from any
-    thread. They are not ordered with work on a stream: whoever unmaps must know that nothing runs on the range.
+    Every call either does all it was asked or raises `DriverError` and changes nothing. Calls are safe from
+    any thread. They are not ordered with work on a stream: whoever unmaps must know that nothing runs on
+    the range.
     """
 
     @property

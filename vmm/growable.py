@@ -47,12 +47,12 @@ class GrowableTensor:
         page_bytes: unit in which memory is mapped, a multiple of the driver's granularity, which is the
             default (64 KiB on CPU, usually 2 MiB on CUDA).
 
-    New rows hold what the memory held, like `torch.empty`. Views stay valid while the tensor grows and keep its
-    memory alive, also after `close()` or garbage collection. Only `shrink` takes memory away from under a view:
-    reading rows that were cut off through an old view may kill the process.
+    New rows hold what the memory held, like `torch.empty`. Views stay valid while the tensor grows and keep
+    its memory alive, also after `close()` or garbage collection. Only `shrink` takes memory away from under
+    a view: reading rows that were cut off through an old view may kill the process.
 
-    Not thread-safe, as little as a list is. Raises `ValueError` for impossible sizes, `OutOfMemory` when there is no
-    memory to grow into, `DriverUnavailable` where the device has no virtual memory.
+    Not thread-safe, as little as a list is. Raises `ValueError` for impossible sizes, `OutOfMemory` when
+    there is no memory to grow into, `DriverUnavailable` where the device has no virtual memory.
     """
 
     def __init__(

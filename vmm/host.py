@@ -5,15 +5,16 @@
     addresses  [ . . . . ▓ . . . . . ▓ ▓ . ]      ▓ MAP_SHARED | MAP_FIXED over a PROT_NONE reservation
                          └─ 0 ─┘ alias: the same range of the file at a second address
 
-Touching an address that is not mapped, or not readable or writable, kills the process with SIGSEGV, as on a GPU
-it would poison the context.
+Touching an address that is not mapped, or not readable or writable, kills the process with SIGSEGV, as on a
+GPU it would poison the context.
 
-Limits of the kernel: a process may hold `vm.max_map_count` mappings (65,530 by default). Neighbours whose ranges of
-the file are neighbours too are one mapping to the kernel, so ranges are handed out lowest first. Near the limit
-`map` raises `OutOfMemory`, early enough that unmapping, which may have to split mappings, still works.
+Limits of the kernel: a process may hold `vm.max_map_count` mappings (65,530 by default). Neighbours whose
+ranges of the file are neighbours too are one mapping to the kernel, so ranges are handed out lowest first.
+Near the limit `map` raises `OutOfMemory`, early enough that unmapping, which may have to split mappings,
+still works.
 
-After `fork` a child shares the memory but must not use the driver: `create` refuses there, and clean-up in the
-child leaves the parent's memory alone.
+After `fork` a child shares the memory but must not use the driver: `create` refuses there, and clean-up in
+the child leaves the parent's memory alone.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class HostDriver(ShadowedDriver):
     """Virtual memory of the CPU.
 
     Args:
-        granularity: smallest page in bytes, a power of two and a multiple of the system's page. From 2 MiB on,
+        granularity: smallest page in bytes, a power of two and a multiple of the system's page. From 2 MiB
+        on,
             huge pages are asked for.
         budget: bytes `create` may hand out; None means all memory the process may use.
 

@@ -1,7 +1,7 @@
 """Look-ahead: map in the background what the next steps need, and count what still had to be waited for.
 
-Driver calls release the GIL, so one thread maps the pages of step n + 1 while step n computes. The step itself
-waits only when its own pages are missing; that wait is the price of virtual memory and is counted.
+Driver calls release the GIL, so one thread maps the pages of step n + 1 while step n computes. The step
+itself waits only when its own pages are missing; that wait is the price of virtual memory and is counted.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class _Queue:
 class Mapper:
     """One daemon thread that runs small pieces of work, at most one per key at a time.
 
-    Work must be safe on any thread: who waits for a piece that has not started runs it himself. An error stays with
-    its key until `wait` or `drain` raises it.
+    Work must be safe on any thread: who waits for a piece that has not started runs it himself. An error
+    stays with its key until `wait` or `drain` raises it.
     """
 
     def __init__(self, name: str = "vattn-mapper") -> None:

@@ -4,8 +4,8 @@
              └──────────── created ─────────────────────────────┘
                                  └───────────── available ──────────────────┘
 
-A page is known by its id. Ids and the memory behind them are reused lowest first: on the host driver that keeps
-neighbours in the file neighbours in the address space, which the kernel then merges into one mapping.
+A page is known by its id. Ids and the memory behind them are reused lowest first: on the host driver that
+keeps neighbours in the file neighbours in the address space, which the kernel then merges into one mapping.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class PagePool:
 
     Exhaustion is a value: `acquire` returns None. Thread-safe.
 
-    Raises `ValueError` if the page size is not a positive multiple of the granularity or the budget is negative.
+    Raises `ValueError` if the page size is not a positive multiple of the granularity or the budget is
+    negative.
     """
 
     def __init__(self, driver: Driver, page_bytes: int, budget_bytes: int) -> None:

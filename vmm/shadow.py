@@ -1,14 +1,14 @@
 """The books of a driver: reservations, allocations and mappings, and CUDA's rules about them.
 
-`HostDriver` and `AccountingDriver` ask here before they act and tell it afterwards; a refusal is the error code
-the CUDA driver gives. No memory is touched in this file.
+`HostDriver` and `AccountingDriver` ask here before they act and tell it afterwards; a refusal is the error
+code the CUDA driver gives. No memory is touched in this file.
 
     reservation   [ slot | slot | slot | slot | slot | slot ]      slot = gcd of the sizes mapped in it so far
     mappings      [ A    | .    | B    | B    | .    | .    ]      A one slot, B (a larger allocation) two
 
-Each covered slot points at its mapping, so "is anything here?" is one dictionary look-up, whatever the number of
-mappings. When a mapping does not fit the slot size, the reservation is re-indexed with a smaller one; that can
-happen log2(slot / granularity) times.
+Each covered slot points at its mapping, so "is anything here?" is one dictionary look-up, whatever the
+number of mappings. When a mapping does not fit the slot size, the reservation is re-indexed with a smaller
+one; that can happen log2(slot / granularity) times.
 """
 
 from __future__ import annotations

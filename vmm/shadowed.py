@@ -13,8 +13,8 @@ from .shadow import Allocation, Shadow, invalid
 class ShadowedDriver:
     """Template of a software driver.
 
-    Each public call checks the rules, lets a `_do_*` method of the subclass act, then writes the books: a refusal
-    or a failing system call changes nothing. One plain lock guards all of it.
+    Each public call checks the rules, lets a `_do_*` method of the subclass act, then writes the books: a
+    refusal or a failing system call changes nothing. One plain lock guards all of it.
     """
 
     name = "shadowed"

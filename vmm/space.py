@@ -58,9 +58,9 @@ class AddressSpace:
         row_bytes: bytes of a row; the pitch is that, rounded up to a page.
         retirement: when unmapping is safe; None: always (a CPU).
 
-    A `ValueError` means a wrong argument and that nothing happened. A `DriverError` comes after everything was
-    put back; should even unmapping fail, the pages concerned stay mapped and in use as a retiring tail that the
-    next call on the row tries to unmap again.
+    A `ValueError` means a wrong argument and that nothing happened. A `DriverError` comes after everything
+    was put back; should even unmapping fail, the pages concerned stay mapped and in use as a retiring tail
+    that the next call on the row tries to unmap again.
     """
 
     def __init__(
@@ -98,9 +98,10 @@ class AddressSpace:
     def extend_all(self, rows: Sequence[int], n_pages: int | Sequence[int]) -> bool:
         """Grow several rows, each by `n_pages` (or its own number) of private, writable pages: all or nothing.
 
-        False when the pool is short, and nothing changed. Acquires every page, then maps, then grants access with
-        one call per contiguous span. Pages of the row's own that were truncated but are not unmapped yet are
-        taken back without a driver call if nobody else refers to them; else the device is waited for.
+        False when the pool is short, and nothing changed. Acquires every page, then maps, then grants
+        access with one call per contiguous span. Pages of the row's own that were truncated but are not
+        unmapped yet are taken back without a driver call if nobody else refers to them; else the device is
+        waited for.
         """
         counts = [n_pages] * len(rows) if isinstance(n_pages, int) else list(n_pages)
         if len(counts) != len(rows):
@@ -132,8 +133,9 @@ class AddressSpace:
     def alias(self, row: int, pages: Sequence[int], access: Access = Access.READ) -> None:
         """Append pages that are in use elsewhere, at no cost in memory.
 
-        Read-only where the driver can, so that a write to a shared page cannot go unnoticed. The next `extend`
-        continues on a private page. Waits for the device if truncated pages of the row are still mapped.
+        Read-only where the driver can, so that a write to a shared page cannot go unnoticed. The next
+        `extend` continues on a private page. Waits for the device if truncated pages of the row are still
+        mapped.
         """
         pages = list(pages)
         while True:
@@ -183,8 +185,8 @@ class AddressSpace:
     def reclaim(self, n_pages: int) -> int:
         """Free at least `n_pages` pages from the tails of parked rows, least recently parked first.
 
-        Returns the pages that are, or after retirement will be, free: fewer if there are no more, a page being
-        freed only by its last reference. Emptied rows stay parked.
+        Returns the pages that are, or after retirement will be, free: fewer if there are no more, a page
+        being freed only by its last reference. Emptied rows stay parked.
         """
         with self._lock:
             keep: dict[int, int] = {}
@@ -290,8 +292,8 @@ class AddressSpace:
     def check(self, holders: Mapping[int, int] | None = None) -> None:
         """Prove the invariants above; raises AssertionError.
 
-        `holders`: references each page has from elsewhere. With them the pool's counts must match exactly, without
-        them they must at least cover the mappings.
+        `holders`: references each page has from elsewhere. With them the pool's counts must match exactly,
+        without them they must at least cover the mappings.
         """
         with self._lock:
             expected: list[tuple[int, int, int]] = []
