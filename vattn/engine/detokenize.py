@@ -1,0 +1,324 @@
+"""From tokens to text, one token at a time, and when to stop.
+
+    token ──> TokenDecoder ──> IncrementalDetokenizer ──> visible text
+              whole characters    stop strings, hold-back
+        StopChecker: EOS, stop tokens, lengths; drives the two for one output
+
+A token's text depends on its neighbours: a character may be split over several tokens, a word's leading
+space may vanish at the start. So the decoder decodes a short window twice, with and without the new
+token, and what is added is the token's text (the method of HF's text-generation-inference and of vLLM):
+
+    tokens   . . . . | shown before | new |
+                     |<- window ---------->|     text[shown:] is new, unless it ends inside a character
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from vattn.outputs import FinishReason, TokenLogprobs
+from vattn.params import SamplingParams
+
+_REPLACEMENT = "\ufffd"
+_CONTEXT = 6
+"""Last tokens of the prompt that the first output token is decoded behind."""
+_PATIENCE = 8
+"""Tokens to wait for the rest of a character. One needs three at most: more is not valid UTF-8."""
+
+
+class TokenText:
+    """What detokenising needs of a tokenizer, looked up once per model.
+
+    `tokenizer` is a transformers tokenizer or a `tokenizers.Tokenizer`. Text is as `tokenizer.decode`
+    gives it with `clean_up_tokenization_spaces=False`.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        # The Rust object behind a fast tokenizer, three times as quick for short windows.
+        self._backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if hasattr(self._backend, "get_added_tokens_decoder"):
+            added = self._backend.get_added_tokens_decoder()
+            size = self._backend.get_vocab_size(with_added_tokens=True)
+        else:
+            added, size = tokenizer.added_tokens_decoder, len(tokenizer)
+        self.added: dict[int, str] = {token: entry.content for token, entry in added.items()}
+        """Tokens beside the model's own vocabulary, special or not."""
+        self.special = frozenset(token for token, entry in added.items() if entry.special)
+        """Tokens that `skip_special_tokens` hides."""
+        self.size = max(size, max(self.added, default=0) + 1)
+        """Ids from here on have no text: the model's vocabulary is padded."""
+        self._texts: dict[int, str] = {}
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token(self, token_id: int) -> str:
+        """The text of one token by itself."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.decode([token_id])
+        return text
+
+    def annotate(self, entries: TokenLogprobs) -> TokenLogprobs:
+        """The same entries with `decoded_token` filled in."""
+        return {token: entry._replace(decoded_token=self.token(token)) for token, entry in entries.items()}
+
+    def bad_words(self, words: Iterable[str]) -> list[list[int]]:
+        """Token sequences of words at the start and in the middle of a text (behind a space)."""
+        sequences: list[list[int]] = []
+        for word in words:
+            bare = word.lstrip() or word
+            for text in (bare, " " + bare):
+                ids = self.tokenizer.encode(text, add_special_tokens=False)
+                ids = list(getattr(ids, "ids", ids))
+                if ids not in sequences:
+                    sequences.append(ids)
+        return sequences
+
+
+class TokenDecoder:
+    """Text of a growing token sequence, whole characters only; O(1) per token.
+
+    All pieces and the last `flush()` joined are the text that the tokens add behind the prompt:
+    `decode(prompt + tokens)` without its `decode(prompt)`. Vocabularies with byte fallback turn a whole
+    run of byte tokens into U+FFFD when one is wrong; there the pieces keep what was already complete.
+    """
+
+    def __init__(
+        self,
+        vocabulary: TokenText,
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        prompt_token_ids: Sequence[int] = (),
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._hidden = vocabulary.special if skip_special_tokens else frozenset()
+        self._join_added = not skip_special_tokens and not spaces_between_special_tokens
+        self._last_added = False
+        self._window = [token for token in prompt_token_ids[-_CONTEXT:] if self._has_text(token)]
+        self._cover(self._decode())
+
+    def push(self, token_id: int) -> str:
+        """The text that has become certain with this token; "" while a character is incomplete."""
+        if not self._has_text(token_id):
+            return ""
+        self._window.append(token_id)
+        text = self._decode()
+        waiting = len(self._window) - self._covered
+        if text.endswith(_REPLACEMENT):
+            if waiting < _PATIENCE:
+                return ""
+            # Not a character on its way but broken bytes; only the last one may still become one.
+            new = text[self._shown : -1]
+            self._window = self._window[-_PATIENCE:]
+            self._cover(self._decode())
+            return new
+        new = text[self._shown :]
+        if self._join_added:
+            added = self._vocabulary.added.get(token_id)
+            if added is not None and self._last_added and waiting == 1:
+                new = added
+            self._last_added = added is not None
+        if new:
+            self._window = self._window[self._covered :]
+            self._cover(self._decode())
+        return new
+
+    def flush(self) -> str:
+        """The rest, at the end of the output: an incomplete character becomes U+FFFD."""
+        text = self._decode()
+        new = text[self._shown :]
+        self._shown = len(text)
+        return new
+
+    def _has_text(self, token_id: int) -> bool:
+        return token_id < self._vocabulary.size and token_id not in self._hidden
+
+    def _decode(self) -> str:
+        return self._vocabulary.decode(self._window)
+
+    def _cover(self, text: str) -> None:
+        """All of the window, whose text is `text`, has been given out, but for an incomplete character."""
+        self._covered = len(self._window)
+        self._shown = len(text) - text.endswith(_REPLACEMENT)
+
+
+class IncrementalDetokenizer:
+    """The visible text of one output: decoded, watched for stop strings, held back where it may be one.
+
+        decoded text   | visible . . . . . . . . | held |
+                                                 └ may be the beginning of a stop string
+
+    A stop string ends the text where it begins, or behind it with `include_stop_str_in_output` (then
+    nothing is held). If several end in the same text, the first to be complete counts, and of those the
+    first in the list. Without a vocabulary, or with `detokenize=False`, the text stays empty.
+    """
+
+    def __init__(
+        self,
+        vocabulary: TokenText | None,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int] = (),
+    ) -> None:
+        self._decoder: TokenDecoder | None = None
+        if vocabulary is not None and params.detokenize:
+            self._decoder = TokenDecoder(
+                vocabulary,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+                prompt_token_ids=prompt_token_ids,
+            )
+        self._stops = params.stop_strings
+        self._include = params.include_stop_str_in_output
+        self._pieces: list[str] = []
+        self._delta: list[str] = []
+        self._held = ""
+        self._closed = False
+
+    @property
+    def text(self) -> str:
+        """Everything visible so far."""
+        self._pieces = ["".join(self._pieces)]
+        return self._pieces[0]
+
+    def take(self) -> str:
+        """What has become visible since the last call."""
+        delta = "".join(self._delta)
+        self._delta.clear()
+        return delta
+
+    def append(self, token_id: int, *, match_stops: bool = True) -> str | None:
+        """Take in a token; returns the stop string that is now complete, if any, and closes the text.
+
+        With `match_stops=False` stop strings that this token completes are ordinary text.
+        """
+        if self._closed or self._decoder is None:
+            return None
+        return self._absorb(self._decoder.push(token_id), match_stops)
+
+    def close(self, *, match_stops: bool = True) -> str | None:
+        """The output ends: what was held back or incomplete becomes visible. Idempotent.
+
+        Returns a stop string completed by the incomplete rest, if any.
+        """
+        if self._closed or self._decoder is None:
+            return None
+        stop = self._absorb(self._decoder.flush(), match_stops)
+        if stop is None:
+            self._show("" if self._include else self._held)
+            self._held = ""
+            self._closed = True
+        return stop
+
+    def _absorb(self, new: str, match_stops: bool) -> str | None:
+        if not new:
+            return None
+        if not self._stops:
+            self._show(new)
+            return None
+        known = len(self._held)
+        pending = self._held + new
+        visible_from = known if self._include else 0
+        if match_stops:
+            found = _first_stop(pending, known, self._stops)
+            if found is not None:
+                stop, begin = found
+                end = begin + len(stop) if self._include else begin
+                self._show(pending[visible_from:end])
+                self._held = ""
+                self._closed = True
+                return stop
+        held = _possible_beginning(pending, self._stops)
+        self._show(pending[visible_from:] if self._include else pending[: len(pending) - held])
+        self._held = pending[len(pending) - held :]
+        return None
+
+    def _show(self, text: str) -> None:
+        if text:
+            self._pieces.append(text)
+            self._delta.append(text)
+
+
+def _first_stop(text: str, known: int, stops: Sequence[str]) -> tuple[str, int] | None:
+    """The stop string that is complete first, ending behind `known`, and where it begins."""
+    best: tuple[int, str, int] | None = None
+    for stop in stops:
+        begin = text.find(stop, max(0, known - len(stop) + 1))
+        if begin >= 0 and (best is None or begin + len(stop) < best[0]):
+            best = begin + len(stop), stop, begin
+    return None if best is None else best[1:]
+
+
+def _possible_beginning(text: str, stops: Sequence[str]) -> int:
+    """Length of the longest end of `text` that begins a stop string without completing it."""
+    longest = 0
+    for stop in stops:
+        begin = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+        while begin >= 0:
+            if stop.startswith(text[begin:]):
+                longest = max(longest, len(text) - begin)
+                break
+            begin = text.find(stop[0], begin + 1)
+    return longest
+
+
+class Finish(NamedTuple):
+    """Why an output ended."""
+
+    reason: FinishReason
+    stop_reason: int | str | None = None
+    """The stop token or stop string; None for EOS, length and abort."""
+
+
+class StopChecker:
+    """Decides after each token of one output whether it ends, and keeps its text up to date.
+
+    In this order, as in vLLM: EOS (unless `ignore_eos`) and stop tokens, from `min_tokens` on; the
+    length; stop strings, completed by a token after the first `min_tokens`. A stop string beats the
+    length. The text of a final EOS or stop token is left out unless `include_stop_str_in_output`.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        detokenizer: IncrementalDetokenizer,
+        *,
+        max_tokens: int,
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        """`max_tokens`: output tokens at most, `params.max_tokens` and the model's length considered."""
+        self.detokenizer = detokenizer
+        self.num_tokens = 0
+        """Output tokens so far."""
+        self._params = params
+        self._max_tokens = max_tokens
+        self._eos = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        self._stop_ids = frozenset(params.stop_ids)
+
+    def push(self, token_id: int) -> Finish | None:
+        """Take in the next output token; None if the output goes on."""
+        self.num_tokens += 1
+        finish: Finish | None = None
+        if self.num_tokens >= self._params.min_tokens:
+            if token_id in self._eos:
+                finish = Finish("stop")
+            elif token_id in self._stop_ids:
+                finish = Finish("stop", token_id)
+        shown = finish is None or self._params.include_stop_str_in_output
+        if finish is None and self.num_tokens >= self._max_tokens:
+            finish = Finish("length")
+
+        match_stops = self.num_tokens > self._params.min_tokens
+        stop = self.detokenizer.append(token_id, match_stops=match_stops) if shown else None
+        if stop is None and finish is not None:
+            stop = self.detokenizer.close(match_stops=match_stops)
+        return finish if stop is None else Finish("stop", stop)
+
+    def abort(self) -> Finish:
+        """The output ends for outside reasons."""
+        self.detokenizer.close(match_stops=False)
+        return Finish("abort")

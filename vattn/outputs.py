@@ -1,0 +1,114 @@
+"""What a request gives back: text, tokens, log-probabilities and times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Logprob(NamedTuple):
+    """One token's log-probability at one position, from the model's own distribution."""
+
+    logprob: float
+    """Natural logarithm of the probability."""
+    rank: int | None = None
+    """1 for the most likely token of the vocabulary; equally likely tokens share the best rank."""
+    decoded_token: str | None = None
+    """The token's text by itself; None without a tokenizer."""
+
+
+TokenLogprobs = dict[int, Logprob]
+"""The entries of one position by token id: the token that is there first, then by falling probability."""
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """When things happened to a request. Times are seconds of one monotonic clock; None = not yet."""
+
+    arrival_time: float
+    """When the engine accepted the request."""
+    first_scheduled_time: float | None = None
+    """When its first token was put into a batch."""
+    first_token_time: float | None = None
+    """When its first output token was known."""
+    finished_time: float | None = None
+    """When its last output token was known, or it was aborted."""
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens whose K and V were found in the prefix cache, counted once, at admission."""
+    num_preemptions: int = 0
+    """How often it gave its memory back and started over."""
+
+    @property
+    def queue_time(self) -> float | None:
+        """Seconds from arrival to the first batch."""
+        return _between(self.arrival_time, self.first_scheduled_time)
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token: seconds from arrival."""
+        return _between(self.arrival_time, self.first_token_time)
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token: seconds per token after the first. None with fewer than two tokens."""
+        decode = _between(self.first_token_time, self.finished_time)
+        if decode is None or self.num_output_tokens < 2:
+            return None
+        return decode / (self.num_output_tokens - 1)
+
+    @property
+    def e2e_latency(self) -> float | None:
+        """Seconds from arrival to the end."""
+        return _between(self.arrival_time, self.finished_time)
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One of a request's outputs, as far as it has come."""
+
+    index: int
+    """Which of the request's `n` outputs."""
+    text: str
+    """Text so far; while running, without what might become part of a stop string or of a character."""
+    token_ids: list[int]
+    """Every sampled token, EOS and stop tokens included."""
+    cumulative_logprob: float | None = None
+    """Sum of the sampled tokens' log-probabilities; None unless `logprobs` was asked for."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One entry per token; None unless asked for."""
+    finish_reason: FinishReason | None = None
+    """`stop` (EOS, stop token or stop string), `length`, `abort`; None while running."""
+    stop_reason: int | str | None = None
+    """The stop token or stop string that ended the output; None for EOS and the other reasons."""
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request and its outputs: the result of `generate`, or one moment of a stream."""
+
+    request_id: str
+    prompt: str | None
+    """None when the prompt came as token ids."""
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One entry per prompt token, None for the first, which nothing predicts; None unless asked for."""
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that did not have to be computed."""
+        return self.metrics.num_cached_tokens

@@ -1,0 +1,230 @@
+"""How to sample: the parameters of one request, with vLLM's names, defaults and checks."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from vattn.errors import RequestError
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this mean greedy sampling (vLLM's `_SAMPLING_EPS`)."""
+
+WHOLE_VOCABULARY = -1
+"""`logprobs` / `prompt_logprobs`: this value asks for every token."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters of a request. Immutable: one object may serve many requests at once.
+
+    Values are checked when the object is made; token ids are checked against the model's vocabulary by
+    `verify`, when the request is added. Both raise `RequestError` with the value and what is allowed.
+    Use `dataclasses.replace(params, temperature=0)` to derive another.
+
+    The order in which they act on a row of logits is written in `vattn.engine.sampler`.
+    """
+
+    n: int = 1
+    """Outputs to return for the prompt, at least 1."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of every token already in the output. In [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit once per occurrence in the output. In [-2, 2]."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or output. Above 0; 1 = off."""
+    temperature: float = 1.0
+    """Divides the logits. At least 0; below 1e-5 the most likely token is taken and top_k, top_p, min_p
+    and seed have no effect."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens that holds this probability. In (0, 1]; 1 = all."""
+    top_k: int = 0
+    """Keep this many most likely tokens. 0 or -1 = all."""
+    min_p: float = 0.0
+    """Keep tokens at least this probable, relative to the most likely one. In [0, 1]; 0 = all."""
+    seed: int | None = None
+    """Same seed, prompt and parameters: same tokens, whatever else runs. In [-2**63, 2**64); None or
+    -1 = the engine draws one."""
+    stop: str | Sequence[str] | None = None
+    """Strings that end the output. Not in the text unless `include_stop_str_in_output`."""
+    stop_token_ids: Sequence[int] | None = None
+    """Tokens that end the output, as EOS does."""
+    bad_words: Sequence[str] | None = None
+    """Words never generated: the last token of a word is banned where it would complete the word."""
+    ignore_eos: bool = False
+    """Continue past EOS."""
+    max_tokens: int | None = 16
+    """Output tokens at most, at least 1. None = as far as the model's length allows."""
+    min_tokens: int = 0
+    """EOS and `stop_token_ids` can't be sampled, nor stop strings end the output, before this many."""
+    logprobs: int | None = None
+    """Per output token, this many most likely tokens with their log-probabilities, and the sampled one.
+    -1 = the whole vocabulary. They come from the model's own logits, before any parameter acts."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt but the first."""
+    logit_bias: Mapping[int, float] | None = None
+    """Added to the logits of these token ids; finite."""
+    detokenize: bool = True
+    """False: token ids only, the text stays empty."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    spaces_between_special_tokens: bool = True
+    """False: the decoder's spaces between neighbouring added tokens are left out (when they are shown)."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string, or the text of the stop token, in the text."""
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        put("n", _integer("n", self.n, 1))
+        for name, low, high in (
+            ("presence_penalty", -2.0, 2.0),
+            ("frequency_penalty", -2.0, 2.0),
+            ("temperature", 0.0, math.inf),
+            ("min_p", 0.0, 1.0),
+        ):
+            put(name, _number(name, getattr(self, name), low, high))
+        for name, high in (("repetition_penalty", math.inf), ("top_p", 1.0)):
+            put(name, _number(name, getattr(self, name), 0.0, high, open_=True))
+        put("top_k", max(_integer("top_k", self.top_k, -1, hint=" (0 or -1 = all tokens)"), 0))
+        if self.seed is not None:
+            seed = _integer("seed", self.seed, -(2**63), 2**64 - 1)
+            put("seed", None if seed == -1 else seed)
+        if self.max_tokens is not None:
+            hint = " (None = up to the model's length)"
+            put("max_tokens", _integer("max_tokens", self.max_tokens, 1, hint=hint))
+        put("min_tokens", _integer("min_tokens", self.min_tokens, 0))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens={self.min_tokens} must not exceed max_tokens={self.max_tokens}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                hint = " (-1 = the whole vocabulary)"
+                put(name, _integer(name, getattr(self, name), WHOLE_VOCABULARY, hint=hint))
+        for name in (
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+            "include_stop_str_in_output",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be True or False, got {getattr(self, name)!r}")
+
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        put("stop", _strings("stop", stop))
+        put("bad_words", _strings("bad_words", self.bad_words))
+        put("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if self.logit_bias is not None:
+            put("logit_bias", _bias(self.logit_bias))
+        if self.stop and not self.detokenize:
+            raise RequestError("stop strings need text: set detokenize=True, or use stop_token_ids")
+
+    @property
+    def greedy(self) -> bool:
+        """True when the most likely token is always taken."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """`stop_token_ids` as a tuple."""
+        return tuple(self.stop_token_ids or ())
+
+    @property
+    def penalised(self) -> bool:
+        """True when logits depend on which tokens came before."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def verify(self, vocab_size: int, bad_words_token_ids: Iterable[Sequence[int]] = ()) -> None:
+        """Check what only the model can tell: token ids and counts against its vocabulary.
+
+        `bad_words_token_ids` are the tokens of `bad_words`, from the model's own tokenizer.
+        Raises `RequestError`.
+        """
+        bad_words = [tuple(word) for word in bad_words_token_ids]
+        if () in bad_words:
+            raise RequestError("bad_words holds a word that the tokenizer turns into no tokens at all")
+        for name, ids in (
+            ("stop_token_ids", self.stop_ids),
+            ("logit_bias", tuple(self.logit_bias or ())),
+            ("bad_words", tuple(token for word in bad_words for token in word)),
+        ):
+            for token in ids:
+                if not 0 <= token < vocab_size:
+                    raise RequestError(
+                        f"{name} holds token id {token:,}; the model's vocabulary is 0 … {vocab_size - 1:,}"
+                    )
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and count > vocab_size:
+                raise RequestError(
+                    f"{name}={count:,} is more than the vocabulary's {vocab_size:,} tokens (-1 = all of them)"
+                )
+
+
+def _allowed(low: float, high: float, open_: bool = False) -> str:
+    if high == math.inf:
+        return f"a finite number above {low:g}" if open_ else f"a finite number of at least {low:g}"
+    return f"in {'(' if open_ else '['}{low:g}, {high:g}]"
+
+
+def _number(name: str, value: Any, low: float, high: float, *, open_: bool = False) -> float:
+    """`value` as a float in [low, high], or (low, high] if `open_`. NaN and infinities are refused."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise RequestError(f"{name} must be {_allowed(low, high, open_)}, got {value!r}")
+    number = float(value)
+    if not math.isfinite(number) or not low <= number <= high or (open_ and number == low):
+        raise RequestError(f"{name} must be {_allowed(low, high, open_)}, got {number:g}")
+    return number
+
+
+def _integer(name: str, value: Any, low: int, high: int | None = None, *, hint: str = "") -> int:
+    """`value` as an int in [low, high]. Booleans and floats are refused."""
+    wanted = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise RequestError(f"{name} must be {wanted}{hint}, got {value!r}")
+    number = operator.index(value)
+    if number < low or (high is not None and number > high):
+        raise RequestError(f"{name} must be {wanted}{hint}, got {number}")
+    return number
+
+
+def _strings(name: str, values: Any) -> tuple[str, ...]:
+    if values is None:
+        return ()
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise RequestError(f"{name} must be a list of strings, got {values!r}")
+    strings = tuple(values)
+    for string in strings:
+        if not isinstance(string, str):
+            raise RequestError(f"{name} must hold strings, got {string!r}")
+        if not string:
+            raise RequestError(f"{name} must not hold an empty string")
+    return strings
+
+
+def _token_ids(name: str, values: Any) -> tuple[int, ...]:
+    if values is None:
+        return ()
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise RequestError(f"{name} must be a list of token ids, got {values!r}")
+    return tuple(_integer(f"a token id in {name}", value, 0) for value in values)
+
+
+def _bias(values: Any) -> dict[int, float]:
+    if not isinstance(values, Mapping):
+        raise RequestError(f"logit_bias must map token ids to numbers, got {values!r}")
+    bias = {}
+    for token, value in values.items():
+        token = _integer("a token id in logit_bias", token, 0)
+        bias[token] = _number(f"logit_bias[{token}]", value, -math.inf, math.inf)
+    return bias
