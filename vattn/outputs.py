@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class Logprob(NamedTuple):
@@ -85,7 +85,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     """One entry per token; None unless asked for."""
     finish_reason: FinishReason | None = None
-    """`stop` (EOS, stop token or stop string), `length`, `abort`; None while running."""
+    """`stop` (EOS, stop token or stop string), `length`, `abort`, `error`; None while running."""
     stop_reason: int | str | None = None
     """The stop token or stop string that ended the output; None for EOS and the other reasons."""
 
@@ -107,6 +107,8 @@ class RequestOutput:
     metrics: RequestMetrics
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """One entry per prompt token, None for the first, which nothing predicts; None unless asked for."""
+    error: str | None = None
+    """Why the request failed, when its `finish_reason` is `error`. Others in its batch are unharmed."""
 
     @property
     def num_cached_tokens(self) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from vattn.engine.detokenize import IncrementalDetokenizer
+from vattn.engine.detokenize import Finish, StopChecker
 from vattn.engine.sampler import SamplingState
-from vattn.outputs import RequestMetrics
+from vattn.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
 from vattn.params import SamplingParams
 
 
@@ -33,22 +33,27 @@ class Request:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    """The list that `sampling` watches; grows by `append`."""
     params: SamplingParams
     sampling: SamplingState
-    detokenizer: IncrementalDetokenizer
+    stop: StopChecker
     arrival: int
     """Order of arrival: smaller is older. Age decides who yields memory."""
-    max_tokens: int
-    """Output tokens at most, the model's length already taken into account."""
     metrics: RequestMetrics
-    token_ids: list[int] = field(default_factory=list)
+    stream: bool = False
+    """Report after each token, not only at the end."""
+    token_ids: list[int] = field(init=False)
     num_computed: int = 0
     status: RequestStatus = RequestStatus.WAITING
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
+    finish: Finish | None = None
+    error: str | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.prompt_token_ids)
+        self.token_ids = self.prompt_token_ids + self.output_token_ids
 
     @property
     def num_tokens(self) -> int:
@@ -59,10 +64,38 @@ class Request:
         """Tokens whose K and V are still to be computed."""
         return len(self.token_ids) - self.num_computed
 
-    @property
-    def num_output_tokens(self) -> int:
-        return len(self.token_ids) - len(self.prompt_token_ids)
+    def append(self, token: int, logprobs: TokenLogprobs | None) -> Finish | None:
+        """Enter a sampled token; says why the output ends with it, if it does."""
+        self.token_ids.append(token)
+        self.output_token_ids.append(token)
+        self.metrics.num_output_tokens += 1
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+            self.cumulative_logprob += logprobs[token].logprob
+        return self.stop.push(token)
 
-    @property
-    def finished(self) -> bool:
-        return self.status is RequestStatus.FINISHED
+    def output(self) -> RequestOutput:
+        """The request as it stands."""
+        asked = self.params.logprobs is not None
+        completion = CompletionOutput(
+            index=0,
+            text=self.stop.detokenizer.text,
+            token_ids=list(self.output_token_ids),
+            cumulative_logprob=self.cumulative_logprob if asked else None,
+            logprobs=list(self.logprobs) if asked else None,
+            finish_reason=self.finish.reason if self.finish else None,
+            stop_reason=self.finish.stop_reason if self.finish else None,
+        )
+        prompt_logprobs = None
+        if self.params.prompt_logprobs is not None:
+            prompt_logprobs = list(self.prompt_logprobs) or [None]
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[completion],
+            finished=self.finish is not None,
+            metrics=replace(self.metrics),
+            prompt_logprobs=prompt_logprobs,
+            error=self.error,
+        )

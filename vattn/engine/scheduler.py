@@ -43,6 +43,8 @@ class Batch:
     items: list[Scheduled]
     preempted: list[Request] = field(default_factory=list)
     """Requests that yielded their memory while this batch was made."""
+    starved: list[Request] = field(default_factory=list)
+    """Requests that get no memory although nobody else has any: they must fail, or all would wait."""
 
     @property
     def num_tokens(self) -> int:
@@ -89,11 +91,14 @@ class Scheduler:
         prefills: list[Scheduled] = []
         preempted: list[Request] = []
         # Oldest first: an older request takes its memory before a younger one can.
+        starved: list[Request] = []
         for request in list(self.running):
             if request.status is not RequestStatus.RUNNING or request.num_remaining != 1:
                 continue
             if self._make_room(request, preempted):
                 decodes.append(Scheduled(request, 1))
+            elif request.status is RequestStatus.RUNNING:
+                starved.append(request)
         # A victim was younger than the request that needed room, but may have been scheduled before it.
         decodes = [item for item in decodes if item.request.status is RequestStatus.RUNNING]
         budget -= len(decodes)
@@ -101,13 +106,15 @@ class Scheduler:
             if request.num_remaining > 1 and budget > 0:
                 prefills.append(Scheduled(request, min(request.num_remaining, budget)))
                 budget -= prefills[-1].length
-        while budget > 0 and self.waiting and not preempted and len(self.running) < self.max_num_seqs:
+        while budget > 0 and self.waiting and not (preempted or starved) and len(self.running) < self.max_num_seqs:
             request = self._admit_next()
             if request is None:
                 break
             prefills.append(Scheduled(request, min(request.num_remaining, budget)))
             budget -= prefills[-1].length
-        return Batch(decodes + prefills, preempted)
+        if not self.running and self.waiting and not preempted:
+            starved.append(self.waiting[0])  # the whole cache is free, and still it does not fit
+        return Batch(decodes + prefills, preempted, starved)
 
     def _admit_next(self) -> Request | None:
         """Move the oldest waiting request to running, with memory for all its tokens, if there is any."""
@@ -125,9 +132,14 @@ class Scheduler:
         return request
 
     def _make_room(self, request: Request, preempted: list[Request]) -> bool:
-        """Grow `request` to all its tokens, preempting younger requests, at last itself."""
+        """Grow `request` to all its tokens, preempting younger requests, at last itself.
+
+        False: it was preempted, or it is alone and there is no memory (then it still runs).
+        """
         while not self.kv.grow(request.request_id, request.num_tokens):
             victim = self.running[-1]
+            if len(self.running) == 1:
+                return False
             self._preempt(victim)
             preempted.append(victim)
             if victim is request:

@@ -85,6 +85,10 @@ class KVCache(ABC):
     name: ClassVar[str]
     shape: KVShape
 
+    @abstractmethod
+    def describe(self) -> dict[str, str | int]:
+        """The choices that make up this cache, for reports: layout, page or block size, number of them."""
+
     @property
     @abstractmethod
     def capacity_tokens(self) -> int:

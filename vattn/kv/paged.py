@@ -51,6 +51,9 @@ class PagedKVCache(KVCache):
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
+    def describe(self) -> dict[str, str | int]:
+        return {"block_size": self.block_size, "blocks": self.pool.num_blocks}
+
     @property
     def capacity_tokens(self) -> int:
         return min(self.max_tokens, self.pool.num_blocks * self.block_size)

@@ -50,6 +50,9 @@ class StaticKVCache(KVCache):
         self._tokens: dict[str, int] = {}
         self._free = list(range(rows - 1, -1, -1))
 
+    def describe(self) -> dict[str, str | int]:
+        return {"layout": str(self.layout.kind), "rows": self.layout.rows}
+
     @property
     def capacity_tokens(self) -> int:
         return self.layout.max_tokens

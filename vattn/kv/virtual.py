@@ -140,6 +140,12 @@ class VirtualKVCache(KVCache):
             self._slots.extend(slot, n_pages)
 
     # ------------------------------------------------------------------ the contract
+    def describe(self) -> dict[str, str | int]:
+        layout = self.layout
+        return {
+            "layout": str(layout.kind), "page_bytes": layout.page_bytes, "pages": self._total_pages, "rows": layout.rows
+        }
+
     @property
     def capacity_tokens(self) -> int:
         return min(self.layout.max_tokens, self.layout.tokens(self._total_pages // self.layout.ranges))

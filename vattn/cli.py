@@ -1,0 +1,35 @@
+"""The command line: `vattn COMMAND`. Heavy imports happen inside commands, so `--help` is quick."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from vattn.commands.compare import compare
+from vattn.commands.generate import generate
+from vattn.commands.info import info
+
+app = typer.Typer(
+    help="LLM inference with switchable KV-cache backends: virtual, paged, static.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(generate)
+app.command()(compare)
+app.command()(info)
+
+
+def main() -> None:
+    """Run a command. Errors of ours end with one line on stderr and status 1; Ctrl-C with 130."""
+    from vattn.errors import DriverError, DriverUnavailable, VattnError
+
+    try:
+        app()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except (VattnError, DriverError, DriverUnavailable) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

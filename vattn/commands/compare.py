@@ -1,0 +1,146 @@
+"""`vattn compare`: the same requests through every backend, side by side."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from vattn.commands import options as opt
+
+
+def compare(
+    model: opt.Model = "smollm2",
+    requests: Annotated[int, typer.Option("--requests", "-n", help="Number of requests.")] = 16,
+    prompt_len: Annotated[str, typer.Option(help="Prompt tokens, low:high, log-uniform.")] = "16:512",
+    output_len: Annotated[str, typer.Option(help="Output tokens, low:high, log-uniform.")] = "16:128",
+    backends: Annotated[str, typer.Option(help="Backends, comma-separated.")] = "virtual,paged,static",
+    kv_memory: opt.KVMemory = None,
+    max_model_len: opt.MaxModelLen = 2048,
+    max_num_seqs: opt.MaxNumSeqs = 64,
+    max_num_batched_tokens: opt.MaxBatchedTokens = 512,
+    kv_layout: opt.Layout = "auto",
+    page_bytes: opt.PageBytes = None,
+    block_size: opt.BlockSize = 16,
+    device: opt.Device = "auto",
+    dtype: opt.Dtype = "auto",
+    seed: opt.Seed = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+) -> None:
+    """Run the same requests on each KV backend at the same memory budget, and show what differed.
+
+    Unless --kv-memory is given, the budget is what static needs to run four requests of the maximum
+    length.
+    """
+    console = Console()
+    names = [name.strip() for name in backends.split(",") if name.strip()]
+    budget = opt.parse_bytes(kv_memory, "--kv-memory")
+    page = opt.parse_bytes(page_bytes, "--page-bytes")
+    prompt_range = opt.parse_range(prompt_len, "--prompt-len")
+    output_range = opt.parse_range(output_len, "--output-len")
+
+    from vattn.bench.compare import run_backend, tokens_equal
+    from vattn.bench.workload import RandomWorkload
+    from vattn.config import KVCacheConfig
+    from vattn.errors import ConfigError
+    from vattn.kv.layout import KVShape
+    from vattn.llm import LLM
+    from vattn.models.attention import register_attention
+    from vattn.models.loader import load_model
+
+    for name in names:  # refuse before the model is loaded
+        KVCacheConfig(backend=name, layout=kv_layout, page_bytes=page, block_size=block_size)  # type: ignore[arg-type]
+    if not names:
+        raise ConfigError("--backends names no backend: use virtual, paged, static")
+    workload = RandomWorkload(requests, prompt_range, output_range, seed)
+    register_attention()
+    with console.status(f"loading {model}"):
+        loaded = load_model(model, device=device, dtype=dtype)
+    spec = loaded.spec
+    length = min(max_model_len or spec.max_model_len, spec.max_model_len)
+    if workload.max_len > length:
+        raise ConfigError(
+            f"requests may have {workload.max_len} tokens, the longest allowed is {length}: "
+            "lower --prompt-len or --output-len, or raise --max-model-len"
+        )
+    shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype)
+    if budget is None:
+        budget = 4 * length * shape.token_bytes
+    work = workload.generate(spec.vocab_size)
+    console.print(
+        f"{requests} requests, {sum(len(w.prompt_token_ids) for w in work):,} prompt and "
+        f"{sum(w.output_len for w in work):,} output tokens; KV budget {opt.format_bytes(budget)}, "
+        f"{shape.token_bytes:,} bytes a token; longest request {length:,} tokens"
+    )
+
+    results = []
+    columns = (TextColumn("{task.description:8}"), TextColumn("{task.completed}/{task.total} tokens"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        for name in names:
+            task = progress.add_task(name, total=sum(w.output_len for w in work))
+            with LLM(
+                loaded,
+                kv_backend=name,  # type: ignore[arg-type]
+                kv_layout=kv_layout,  # type: ignore[arg-type]
+                page_bytes=page,
+                block_size=block_size,
+                max_model_len=length,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                kv_cache_memory_bytes=budget,
+                seed=seed,
+            ) as llm:
+                results.append(
+                    run_backend(name, llm, work, lambda done, total: progress.update(task, completed=done))  # noqa: B023
+                )
+            progress.remove_task(task)
+
+    equal = tokens_equal(results)
+    figures = {result.name: result.to_dict() for result in results}
+    console.print(_table(figures))
+    if len(results) > 1:
+        console.print("tokens equal on all backends: " + ("[green]yes[/]" if equal else "[red]NO[/]"))
+    if json_file is not None:
+        report = {
+            "tokens_equal": equal,
+            "backends": figures,
+            "workload": {"requests": requests, "prompt_len": prompt_range, "output_len": output_range, "seed": seed},
+            "model": model,
+            "kv_memory_bytes": budget,
+            "max_model_len": length,
+            "device": str(device),
+            "platform": platform.platform(),
+        }
+        json_file.write_text(json.dumps(report, indent=2) + "\n")
+        console.print(f"figures written to {json_file}")
+    if not equal:
+        raise typer.Exit(1)
+
+
+def _table(figures: dict[str, dict[str, Any]]) -> Table:
+    table = Table(title="one model, one scheduler, the same requests: only memory differs")
+    table.add_column("")
+    for name in figures:
+        table.add_column(name, justify="right")
+
+    def row(label: str, show: Any) -> None:
+        table.add_row(label, *[show(f) for f in figures.values()])
+
+    row("output tokens/s", lambda f: f"{f['output_throughput']:.1f}")
+    row("TTFT p50 / p99 (ms)", lambda f: f"{f['median_ttft_ms']:,.0f} / {f['p99_ttft_ms']:,.0f}")
+    row("TPOT p50 / p99 (ms)", lambda f: f"{f['median_tpot_ms']:,.0f} / {f['p99_tpot_ms']:,.0f}")
+    row("peak physical KV held", lambda f: opt.format_bytes(f["peak_kv_bytes"]))
+    row("KV utilization", lambda f: f"{f['kv_utilization']:.1%}")
+    row("peak running requests", lambda f: str(f["peak_running"]))
+    row("preemptions", lambda f: str(f["preemptions"]))
+    row("rows adopted", lambda f: str(f["rows_adopted"]))
+    for kind in ("reserve", "create", "map", "set_access", "unmap"):
+        row(f"driver calls: {kind}", lambda f, kind=kind: f"{f['driver_calls'].get(kind, 0):,}")
+    row("map stall (ms)", lambda f: f"{f['map_stall_ms']:.1f}")
+    return table

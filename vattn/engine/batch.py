@@ -1,0 +1,60 @@
+"""From scheduled requests to packed tokens, and from logit rows back to requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vattn.engine.request import Request
+from vattn.engine.scheduler import Scheduled
+
+
+class PromptRows(NamedTuple):
+    """Logits of prompt positions, for a request that asked for `prompt_logprobs`."""
+
+    request: Request
+    start: int
+    """Position of the first row's token."""
+    rows: slice
+    """In the step's logits."""
+    next_token_ids: list[int]
+    """What each row predicts."""
+
+
+class PackedBatch(NamedTuple):
+    """A step's tokens, one chunk behind the other, and which of them need logits."""
+
+    token_ids: list[int]
+    positions: list[int]
+    logit_rows: list[int]
+    """Indices into the packed tokens; rows of the step's logits are in this order."""
+    sample_rows: list[int]
+    """Rows of the step's logits that give next tokens, in order of the items that sample."""
+    prompt_rows: list[PromptRows]
+
+
+def pack(items: Sequence[Scheduled]) -> PackedBatch:
+    """Lay out a step. Only rows somebody reads get logits: they are most of a small model's work."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    logit_rows: list[int] = []
+    sample_rows: list[int] = []
+    prompt_rows: list[PromptRows] = []
+    for item in items:
+        request, length = item
+        start, first = request.num_computed, len(token_ids)
+        end = start + length
+        token_ids += request.token_ids[start:end]
+        positions += range(start, end)
+        # Rows before `wanted_from` are known from before a preemption.
+        wanted_from = max(start, len(request.prompt_logprobs) - 1)
+        wanted = range(wanted_from, min(end, len(request.prompt_token_ids) - 1))
+        if request.params.prompt_logprobs is not None and wanted:
+            rows = slice(len(logit_rows), len(logit_rows) + len(wanted))
+            next_ids = request.prompt_token_ids[wanted.start + 1 : wanted.stop + 1]
+            prompt_rows.append(PromptRows(request, wanted.start, rows, next_ids))
+            logit_rows += range(first + wanted.start - start, first + wanted.stop - start)
+        if item.samples:
+            sample_rows.append(len(logit_rows))
+            logit_rows.append(first + length - 1)
+    return PackedBatch(token_ids, positions, logit_rows, sample_rows, prompt_rows)

@@ -1,0 +1,213 @@
+"""The engine: one step after another, from requests to tokens.
+
+    step ─┬ Scheduler.schedule()  -> Batch            whose tokens, within budget and memory
+          ├ KVCache.begin_step()  -> AttentionInputs  where K and V go and are read
+          ├ Runner.run()          -> logits
+          ├ Sampler.sample()      -> tokens
+          └ update                -> RequestOutputs   append, stop, free
+"""
+
+from __future__ import annotations
+
+import time
+
+from torch import Tensor
+
+from vattn.config import SchedulerConfig
+from vattn.engine.batch import PackedBatch, pack
+from vattn.engine.detokenize import Finish, IncrementalDetokenizer, StopChecker, TokenText
+from vattn.engine.request import Request
+from vattn.engine.runner import Runner
+from vattn.engine.sampler import Sampler, prompt_logprobs, sampling_failure
+from vattn.engine.scheduler import Batch, Scheduler
+from vattn.errors import CapacityError, RequestError
+from vattn.kv.base import KVCache
+from vattn.metrics import EngineMetrics
+from vattn.models.loader import LoadedModel
+from vattn.outputs import RequestMetrics, RequestOutput, TokenLogprobs
+from vattn.params import SamplingParams
+
+
+class Engine:
+    """Requests in, outputs out. One thread drives it."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        kv: KVCache,
+        config: SchedulerConfig,
+        *,
+        max_model_len: int,
+        seed: int = 0,
+    ) -> None:
+        self.loaded = loaded
+        self.kv = kv
+        self.max_model_len = max_model_len
+        self.scheduler = Scheduler(
+            kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+        )
+        self.runner = Runner(loaded.model, next(loaded.model.parameters()).device)
+        self.sampler = Sampler(seed=seed, eos_token_ids=loaded.eos_token_ids)
+        self.metrics = EngineMetrics()
+        self._requests: dict[str, Request] = {}
+        self._arrivals = 0
+        self._vocabulary = None if loaded.tokenizer is None else TokenText(loaded.tokenizer)
+
+    # ------------------------------------------------------------------ requests come and go
+    def validate(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        """Raise RequestError or CapacityError if the engine can't serve this; nothing is changed."""
+        length = len(prompt_token_ids)
+        if not length:
+            raise RequestError("the prompt is empty: it needs at least one token")
+        vocab_size = self.loaded.spec.vocab_size
+        bad = next((t for t in prompt_token_ids if not 0 <= t < vocab_size), None)
+        if bad is not None:
+            raise RequestError(f"token id {bad} is not in the vocabulary (0 to {vocab_size - 1})")
+        if self._vocabulary is None and (params.stop_strings or params.bad_words):
+            raise RequestError("stop strings and bad_words need a tokenizer; the model came without one")
+        params.verify(vocab_size, self._bad_words(params))
+        if params.n != 1:
+            raise RequestError(f"n={params.n}: this engine returns one output per request")
+        if length >= self.max_model_len:
+            raise CapacityError(
+                f"the prompt has {length:,} tokens; with at least one output token it must fit "
+                f"max_model_len={self.max_model_len:,}"
+            )
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        stream: bool = False,
+    ) -> str:
+        """Queue a request; returns its id. `stream`: `step` reports it after each token, not only at the end.
+
+        Raises RequestError or CapacityError, and changes nothing, if it is refused.
+        """
+        if request_id in self._requests:
+            raise RequestError(f"request id {request_id!r} is in use")
+        self.validate(prompt_token_ids, params)
+        room = self.max_model_len - len(prompt_token_ids)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        outputs: list[int] = []
+        request = Request(
+            request_id=request_id,
+            prompt=prompt,
+            prompt_token_ids=list(prompt_token_ids),
+            output_token_ids=outputs,
+            params=params,
+            sampling=self.sampler.new_state(params, prompt_token_ids, outputs, bad_words=self._bad_words(params)),
+            stop=StopChecker(
+                params,
+                IncrementalDetokenizer(self._vocabulary, params, prompt_token_ids),
+                max_tokens=max_tokens,
+                eos_token_ids=self.loaded.eos_token_ids,
+            ),
+            arrival=self._arrivals,
+            metrics=RequestMetrics(time.perf_counter(), num_prompt_tokens=len(prompt_token_ids)),
+            stream=stream,
+        )
+        self._arrivals += 1
+        self._requests[request_id] = request
+        self.scheduler.add(request)
+        return request_id
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now; its last output, or None if it is not (or no longer) here."""
+        request = self._requests.get(request_id)
+        return None if request is None else self._finish(request, request.stop.abort())
+
+    def abort_all(self) -> None:
+        for request_id in list(self._requests):
+            self.abort(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    # ------------------------------------------------------------------ one step
+    def step(self) -> list[RequestOutput]:
+        """Run one batch; outputs of requests that finished, and of streaming ones that got a token.
+
+        An error of the model or the driver leaves every request where it was before the step.
+        """
+        batch = self.scheduler.schedule()
+        failed = [self._fail(request, _out_of_memory(request)) for request in batch.starved]
+        if not batch.items:
+            return failed
+        now = time.perf_counter()
+        for request, _ in batch.items:
+            if request.metrics.first_scheduled_time is None:
+                request.metrics.first_scheduled_time = now
+        inputs = self.kv.begin_step([item.chunk for item in batch.items])
+        packed = pack(batch.items)
+        logits = self.runner.run(packed.token_ids, packed.positions, inputs, packed.logit_rows)
+        self.metrics.observe_step(batch.num_tokens, len(self.scheduler.running), self.kv.usage())
+        self.metrics.preemptions = self.scheduler.num_preemptions
+        return failed + self._update(batch, packed, logits)
+
+    def _update(self, batch: Batch, packed: PackedBatch, logits: Tensor) -> list[RequestOutput]:
+        """Enter the step's results: tokens computed, tokens sampled, requests finished."""
+        for chunk in packed.prompt_rows:
+            request = chunk.request
+            entries = prompt_logprobs(
+                logits[chunk.rows], chunk.next_token_ids, request.params.prompt_logprobs or 0, start=chunk.start
+            )
+            request.prompt_logprobs += [self._annotate(entry) for entry in entries]
+        sampling = [item.request for item in batch.items if item.samples]
+        for request, length in batch.items:
+            request.num_computed += length
+        if not sampling:
+            return []
+        if packed.sample_rows != list(range(logits.shape[0])):
+            logits = logits[packed.sample_rows]
+        sampled = self.sampler.sample(logits, [request.sampling for request in sampling])
+        tokens = sampled.token_ids.tolist()
+        now = time.perf_counter()
+        outputs = []
+        for i, (request, token) in enumerate(zip(sampling, tokens, strict=True)):
+            failure = sampling_failure(token)
+            if failure is not None:
+                outputs.append(self._fail(request, failure))
+                continue
+            if request.metrics.first_token_time is None:
+                request.metrics.first_token_time = now
+            self.metrics.output_tokens += 1
+            entry = sampled.logprobs[i] if sampled.logprobs is not None else None
+            finish = request.append(token, self._annotate(entry))
+            if finish is not None:
+                outputs.append(self._finish(request, finish))
+            elif request.stream:
+                outputs.append(request.output())
+        return outputs
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        return self._vocabulary.bad_words(params.bad_words or ()) if self._vocabulary else []
+
+    def _annotate(self, entries: TokenLogprobs | None) -> TokenLogprobs | None:
+        if entries is None or self._vocabulary is None:
+            return entries
+        return self._vocabulary.annotate(entries)
+
+    def _fail(self, request: Request, error: str) -> RequestOutput:
+        request.error = error
+        request.stop.abort()
+        return self._finish(request, Finish("error"))
+
+    def _finish(self, request: Request, finish: Finish) -> RequestOutput:
+        request.finish = finish
+        request.metrics.finished_time = time.perf_counter()
+        self.scheduler.finish(request)
+        del self._requests[request.request_id]
+        self.metrics.finished_requests += 1
+        return request.output()
+
+
+def _out_of_memory(request: Request) -> str:
+    return (
+        f"no memory for token {request.num_tokens:,} although nothing else runs: the machine, not the "
+        "budget, is short of it; lower kv_cache_memory_bytes or free memory"
+    )

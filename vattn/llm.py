@@ -1,0 +1,336 @@
+"""`LLM`: generate from Python; the KV backend is one argument."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from vattn.config import KVBackend, KVCacheConfig, LayoutName, SchedulerConfig
+from vattn.engine.engine import Engine
+from vattn.errors import ConfigError, RequestError
+from vattn.kv.factory import create_kv_cache
+from vattn.kv.layout import KVShape
+from vattn.kv.usage import MemoryUsage
+from vattn.metrics import EngineMetrics
+from vattn.models.attention import register_attention
+from vattn.models.loader import LoadedModel, load_model
+from vattn.outputs import RequestOutput
+from vattn.params import SamplingParams
+from vattn.prompts import Prompt, TokenizedPrompt, as_prompts, tokenize
+from vattn.vmm.driver import open_driver
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model and its KV cache, ready to generate.
+
+    Args:
+        model: `"smollm2"` (the demo model), a Hugging Face hub id, a folder, a `.gguf` file, a
+            transformers model in memory, or a `LoadedModel` (weights may be shared by several engines).
+        tokenizer: where the model brings none, or another one: a name, a folder or a tokenizer.
+        kv_backend: `"virtual"`, `"paged"` or `"static"`: who maps the KV cache.
+        kv_layout: `"interleaved"`, `"per_layer"` or `"auto"`; of `virtual` and `static`.
+        page_bytes: physical page of `virtual`; a multiple of the driver's granularity.
+        block_size: tokens in a block of `paged`.
+        device: `"auto"` (CUDA where there is one), `"cpu"`, `"cuda"`, `"cuda:1"`.
+        dtype: `"auto"` (float32 on CPU, the checkpoint's on CUDA), a name or a `torch.dtype`.
+        max_model_len: longest request, prompt and output; default: the model's, or what the cache holds.
+        max_num_seqs: requests running at once.
+        max_num_batched_tokens: tokens in one step; long prompts are cut into chunks.
+        kv_cache_memory_bytes: budget of KV memory. Default: `gpu_memory_utilization` of the device,
+            weights included; on CPU 4 GiB or that share of free memory.
+        background_mapping: map pages ahead in a thread; default: on CUDA.
+        seed: of requests that bring none.
+
+    Raises `ConfigError`, `ModelNotFound`, `UnsupportedModel` or `DriverUnavailable`, before anything is
+    left allocated. Methods may be called from several threads; they share the batch.
+    """
+
+    def __init__(
+        self,
+        model: str | torch.nn.Module | LoadedModel,
+        *,
+        tokenizer: Any | None = None,
+        kv_backend: KVBackend = "virtual",
+        kv_layout: LayoutName = "auto",
+        page_bytes: int | None = None,
+        block_size: int = 16,
+        device: str = "auto",
+        dtype: str | torch.dtype = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 512,
+        kv_cache_memory_bytes: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        background_mapping: bool | None = None,
+        seed: int = 0,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+    ) -> None:
+        self.kv_config = KVCacheConfig(
+            backend=kv_backend,
+            layout=kv_layout,
+            page_bytes=page_bytes,
+            block_size=block_size,
+            memory_bytes=kv_cache_memory_bytes,
+            gpu_memory_utilization=gpu_memory_utilization,
+            background_mapping=background_mapping,
+        )
+        self.scheduler_config = SchedulerConfig(max_num_seqs, max_num_batched_tokens)
+        if max_model_len is not None and max_model_len < 2:
+            raise ConfigError(f"max_model_len must hold a prompt and one output token, got {max_model_len}")
+        if isinstance(model, LoadedModel):
+            self.loaded = model
+        else:
+            register_attention()
+            self.loaded = load_model(
+                model,
+                device=device,
+                dtype=dtype,
+                tokenizer=tokenizer,
+                trust_remote_code=trust_remote_code,
+                revision=revision,
+            )
+        spec = self.loaded.spec
+        if max_model_len is not None and max_model_len > spec.max_model_len:
+            raise ConfigError(
+                f"max_model_len={max_model_len:,} is more than the model's {spec.max_model_len:,} positions"
+            )
+        self._device = next(self.loaded.model.parameters()).device
+        self._lock = threading.RLock()
+        self._ids = itertools.count()
+        self._mailboxes: dict[str, deque[RequestOutput]] = {}
+        self._closed = False
+        shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype)
+        self._driver = open_driver(self._device)
+        try:
+            self._kv = create_kv_cache(
+                self.kv_config,
+                shape,
+                self._driver,
+                max_model_len=max_model_len,
+                model_len=spec.max_model_len,
+                max_num_seqs=max_num_seqs,
+            )
+        except BaseException:
+            self._driver.close()
+            raise
+        self.max_model_len = self._kv.capacity_tokens if max_model_len is None else max_model_len
+        self.engine = Engine(
+            self.loaded, self._kv, self.scheduler_config, max_model_len=self.max_model_len, seed=seed
+        )
+
+    # ------------------------------------------------------------------ generate
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; outputs come in the order of the prompts.
+
+        `prompts`: text, token ids, a dict (`{"prompt": …}` or `{"prompt_token_ids": …}`), or a list of
+        these. `sampling_params`: one for all, or one each. `use_tqdm`: show a progress bar.
+        Raises RequestError if any prompt or parameter is refused: then none was started.
+        """
+        params = SamplingParams() if sampling_params is None else sampling_params
+        return self._complete([self._tokenize(p) for p in as_prompts(prompts)], params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several, through the model's chat template."""
+        params = SamplingParams() if sampling_params is None else sampling_params
+        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else list(messages)
+        prompts = [
+            self._render(c, chat_template, add_generation_prompt)  # type: ignore[arg-type]
+            for c in conversations
+        ]
+        return self._complete(prompts, params, use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> OutputStream:
+        """Iterate over the request as it stands after each of its tokens, the last time finished.
+
+        The request is accepted (or refused with RequestError) at once; leaving or closing the stream
+        early aborts it.
+        """
+        params = SamplingParams() if sampling_params is None else sampling_params
+        [request_id] = self._add([self._tokenize(prompt)], [params], stream=True)
+        return OutputStream(self, request_id)
+
+    # ------------------------------------------------------------------ look
+    def memory_usage(self) -> MemoryUsage:
+        """What the KV cache holds right now, in bytes."""
+        with self._lock:
+            return self._kv.usage()
+
+    def metrics(self) -> EngineMetrics:
+        """Counters since this engine started; a copy."""
+        with self._lock:
+            return replace(self.engine.metrics, kv_stats=self._kv.stats())
+
+    def describe_kv(self) -> dict[str, str | int]:
+        """How KV memory is laid out: layout, page or block size and their number."""
+        return self._kv.describe()
+
+    def get_tokenizer(self) -> Any:
+        return self.loaded.tokenizer
+
+    def check(self) -> None:
+        """Raise AssertionError unless every book of scheduler and cache balances."""
+        with self._lock:
+            self.engine.scheduler.check()
+
+    # ------------------------------------------------------------------ end
+    def close(self) -> None:
+        """Abort what runs and give all KV memory back. Idempotent; the model stays usable."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self.engine.abort_all()
+            self._kv.close()
+            self._driver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ inside
+    def _tokenize(self, prompt: Prompt) -> TokenizedPrompt:
+        return tokenize(prompt, self.loaded.tokenizer, self.loaded.spec.vocab_size)
+
+    def _render(
+        self, messages: Sequence[Message], chat_template: str | None, add_generation_prompt: bool
+    ) -> TokenizedPrompt:
+        tokenizer = self.loaded.tokenizer
+        if tokenizer is None or not (chat_template or tokenizer.chat_template):
+            raise RequestError("the model has no chat template: pass chat_template=, or use generate")
+        if not messages:
+            raise RequestError("the conversation is empty")
+        text = tokenizer.apply_chat_template(
+            list(messages),
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+        )
+        # The template writes its own special tokens: the tokenizer must not add them again.
+        return TokenizedPrompt(text, tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _add(
+        self, prompts: Sequence[TokenizedPrompt], params: Sequence[SamplingParams], *, stream: bool = False
+    ) -> list[str]:
+        """Accept all of the prompts, or none."""
+        if len(params) != len(prompts):
+            raise RequestError(f"{len(prompts)} prompts came with {len(params)} sampling parameters")
+        with self._lock:
+            if self._closed:
+                raise RequestError("the engine is closed")
+            for prompt, p in zip(prompts, params, strict=True):
+                self.engine.validate(prompt.token_ids, p)
+            added = []
+            for prompt, p in zip(prompts, params, strict=True):
+                request_id = str(next(self._ids))
+                self.engine.add_request(request_id, prompt.token_ids, p, prompt=prompt.text, stream=stream)
+                self._mailboxes[request_id] = deque()
+                added.append(request_id)
+            return added
+
+    def _drop(self, request_ids: Sequence[str]) -> None:
+        with self._lock:
+            for request_id in request_ids:
+                self._mailboxes.pop(request_id, None)
+                self.engine.abort(request_id)
+
+    def _pump(self, request_id: str) -> RequestOutput:
+        """The next output of a request, stepping the engine until there is one."""
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise RequestError("the engine was closed while the request ran")
+                mailbox = self._mailboxes[request_id]
+                if mailbox:
+                    return mailbox.popleft()
+                for output in self.engine.step():
+                    if output.request_id in self._mailboxes:
+                        self._mailboxes[output.request_id].append(output)
+
+    def _complete(
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        params: SamplingParams | Sequence[SamplingParams],
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        request_ids = self._add(prompts, each)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        progress = Progress(*columns, disable=not use_tqdm, transient=True)
+        try:
+            with progress:
+                task = progress.add_task("generating", total=len(request_ids))
+                finished = []
+                for request_id in request_ids:
+                    finished.append(self._pump(request_id))
+                    progress.advance(task)
+                return finished
+        finally:
+            self._drop(request_ids)
+
+
+class OutputStream(Iterator[RequestOutput]):
+    """The moments of one request; made by `LLM.stream`. Also a context manager."""
+
+    def __init__(self, llm: LLM, request_id: str) -> None:
+        self._llm = llm
+        self.request_id = request_id
+        self._open = True
+
+    def __next__(self) -> RequestOutput:
+        if not self._open:
+            raise StopIteration
+        try:
+            output = self._llm._pump(self.request_id)
+        except BaseException:
+            self.close()
+            raise
+        if output.finished:
+            self.close()
+        return output
+
+    def close(self) -> None:
+        """Abort the request if it still runs. Idempotent."""
+        if self._open:
+            self._open = False
+            self._llm._drop([self.request_id])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_open"):
+            self.close()
