@@ -1,1 +1,41 @@
-"""vattn: one inference engine, switchable KV-cache backends (`virtual`, `paged`, `static`)."""
+"""vattn: one inference engine, switchable KV-cache backends (`virtual`, `paged`, `static`).
+
+    from vattn import LLM, SamplingParams
+    LLM("smollm2", kv_backend="virtual").generate("The capital of France is")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vattn.config import KVCacheConfig
+    from vattn.llm import LLM
+    from vattn.outputs import CompletionOutput, RequestOutput
+    from vattn.params import SamplingParams
+    from vattn.vmm.growable import GrowableTensor
+
+__version__ = "0.1.0"
+
+# Loaded when first used: `import vattn` and `vattn --help` must not wait for torch.
+_HOME = {
+    "CompletionOutput": "vattn.outputs",
+    "GrowableTensor": "vattn.vmm.growable",
+    "KVCacheConfig": "vattn.config",
+    "LLM": "vattn.llm",
+    "RequestOutput": "vattn.outputs",
+    "SamplingParams": "vattn.params",
+}
+
+__all__ = ["LLM", "CompletionOutput", "GrowableTensor", "KVCacheConfig", "RequestOutput", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'vattn' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -59,7 +59,7 @@ def tokenize(prompt: Prompt, tokenizer: Any | None, vocab_size: int) -> Tokenize
         prompt = tokenizer(prompt)["input_ids"]
     if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Sequence):
         raise RequestError(f"a prompt is text, token ids or a dict of either, not {type(prompt).__name__}")
-    token_ids = list(prompt)
+    token_ids: list[int] = list(prompt)  # type: ignore[arg-type]
     if not token_ids:
         raise RequestError("the prompt is empty: it needs at least one token")
     for position, token in enumerate(token_ids):

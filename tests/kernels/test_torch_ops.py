@@ -35,9 +35,7 @@ BATCHES = {
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 20), (6, 1, 40)])
 @pytest.mark.parametrize("memory", ["rows", "blocks"])
-def test_attention_equals_the_oracle(
-    batch: str, heads: int, kv_heads: int, dim: int, memory: str
-) -> None:
+def test_attention_equals_the_oracle(batch: str, heads: int, kv_heads: int, dim: int, memory: str) -> None:
     torch.manual_seed(0)
     chunks = BATCHES[batch]
     tokens = sum(new for _, new in chunks)
@@ -59,7 +57,9 @@ def test_attention_equals_the_oracle(
         order = torch.randperm(per * len(chunks)).tolist()
         tables = [order[b * per : b * per + -(-n // block)] for b, n in enumerate(lens)]
         kv = torch.full((layers, 2, len(order), block, kv_heads, dim), float("nan"))
-        where = [[t[i // block] * block + i % block for i in range(n)] for t, n in zip(tables, lens, strict=True)]
+        where = [
+            [t[i // block] * block + i % block for i in range(n)] for t, n in zip(tables, lens, strict=True)
+        ]
     flat = kv.flatten(2, 3)
     for w, old in zip(where, past, strict=True):
         flat[layer][:, w[: old.shape[1]]] = old

@@ -19,7 +19,10 @@ BACKENDS = {
     "virtual-interleaved": {"backend": "virtual", "layout": "interleaved", "page_bytes": GRANULARITY},
     "virtual-per_layer": {"backend": "virtual", "layout": "per_layer"},
     "virtual-background": {
-        "backend": "virtual", "layout": "interleaved", "page_bytes": GRANULARITY, "background_mapping": True,
+        "backend": "virtual",
+        "layout": "interleaved",
+        "page_bytes": GRANULARITY,
+        "background_mapping": True,
     },
     "paged-1": {"backend": "paged", "block_size": 1},
     "paged-16": {"backend": "paged", "block_size": 16},

@@ -37,7 +37,11 @@ class CacheMachine(RuleBasedStateMachine):
         """Compute tokens start..end: store random K and V, remember them."""
         inputs = self.cache.begin_step([Chunk(request_id, start, end - start)])
         new = torch.randn(
-            SHAPE.num_layers, 2, end - start, SHAPE.num_kv_heads, SHAPE.head_dim,
+            SHAPE.num_layers,
+            2,
+            end - start,
+            SHAPE.num_kv_heads,
+            SHAPE.head_dim,
             generator=torch.Generator().manual_seed(self.count),
         )
         self.count += 1
@@ -54,9 +58,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.cache.usage().in_use == before.in_use
             return
         assert cached == 0
-        self.expected[request_id] = torch.empty(
-            SHAPE.num_layers, 2, 0, SHAPE.num_kv_heads, SHAPE.head_dim
-        )
+        self.expected[request_id] = torch.empty(SHAPE.num_layers, 2, 0, SHAPE.num_kv_heads, SHAPE.head_dim)
         self.write(request_id, 0, tokens)
 
     @precondition(lambda self: getattr(self, "expected", None))
@@ -112,7 +114,9 @@ def test_any_interleaving(backend: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=30, stateful_step_count=30, deadline=None,
+            max_examples=30,
+            stateful_step_count=30,
+            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -48,12 +48,12 @@ class RandomWorkload:
         prompts = _log_uniform(rng, self.prompt_len, self.requests)
         outputs = _log_uniform(rng, self.output_len, self.requests)
         return [
-            WorkloadRequest(rng.integers(0, vocab_size, int(p)).tolist(), int(o))
+            WorkloadRequest(rng.integers(0, vocab_size, p).tolist(), o)
             for p, o in zip(prompts, outputs, strict=True)
         ]
 
 
-def _log_uniform(rng: np.random.Generator, bounds: tuple[int, int], n: int) -> np.ndarray:
+def _log_uniform(rng: np.random.Generator, bounds: tuple[int, int], n: int) -> list[int]:
     low, high = bounds
     drawn = np.exp(rng.uniform(math.log(low), math.log(high + 1), n)).astype(int)
-    return np.clip(drawn, low, high)
+    return [int(x) for x in np.clip(drawn, low, high)]

@@ -110,7 +110,12 @@ def compare(
         report = {
             "tokens_equal": equal,
             "backends": figures,
-            "workload": {"requests": requests, "prompt_len": prompt_range, "output_len": output_range, "seed": seed},
+            "workload": {
+                "requests": requests,
+                "prompt_len": prompt_range,
+                "output_len": output_range,
+                "seed": seed,
+            },
             "model": model,
             "kv_memory_bytes": budget,
             "max_model_len": length,

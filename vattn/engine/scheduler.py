@@ -106,11 +106,16 @@ class Scheduler:
             if request.num_remaining > 1 and budget > 0:
                 prefills.append(Scheduled(request, min(request.num_remaining, budget)))
                 budget -= prefills[-1].length
-        while budget > 0 and self.waiting and not (preempted or starved) and len(self.running) < self.max_num_seqs:
-            request = self._admit_next()
-            if request is None:
+        while (
+            budget > 0
+            and self.waiting
+            and not (preempted or starved)
+            and len(self.running) < self.max_num_seqs
+        ):
+            admitted = self._admit_next()
+            if admitted is None:
                 break
-            prefills.append(Scheduled(request, min(request.num_remaining, budget)))
+            prefills.append(Scheduled(admitted, min(admitted.num_remaining, budget)))
             budget -= prefills[-1].length
         if not self.running and self.waiting and not preempted:
             starved.append(self.waiting[0])  # the whole cache is free, and still it does not fit

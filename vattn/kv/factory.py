@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from vattn.config import CPU_DEFAULT_KV_BYTES, KVCacheConfig
 from vattn.errors import ConfigError
 from vattn.kv.base import KVCache
@@ -39,7 +37,12 @@ def kv_budget(config: KVCacheConfig, driver: Driver) -> int:
 
 
 def create_kv_cache(
-    config: KVCacheConfig, shape: KVShape, driver: Driver, *, max_model_len: int | None, model_len: int,
+    config: KVCacheConfig,
+    shape: KVShape,
+    driver: Driver,
+    *,
+    max_model_len: int | None,
+    model_len: int,
     max_num_seqs: int,
 ) -> KVCache:
     """Build the backend that `config` names.

@@ -1,7 +1,7 @@
 """`paged`: a block pool and a block table per request (PagedAttention). The kernel translates.
 
-    request A   table [ 7, 2, 5 ]        pool  | 0 | 1 | 2 A| 3 B| 4 | 5 A| 6 | 7 A|
-    request B   table [ 3 ]                    each block: block_size positions, all layers
+request A   table [ 7, 2, 5 ]        pool  | 0 | 1 | 2 A| 3 B| 4 | 5 A| 6 | 7 A|
+request B   table [ 3 ]                    each block: block_size positions, all layers
 """
 
 from __future__ import annotations

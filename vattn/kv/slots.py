@@ -18,9 +18,9 @@ from vattn.vmm.space import AddressSpace
 class Slots:
     """`count` slots of `ranges` rows each over `space`. Each slot is taken, parked or empty.
 
-        empty --take--> taken --leave--> parked (still mapped) --take--> taken
-          ^                                |
-          +------------ reclaim -----------+
+    empty --take--> taken --leave--> parked (still mapped) --take--> taken
+      ^                                |
+      +------------ reclaim -----------+
     """
 
     def __init__(self, space: AddressSpace, count: int, ranges: int) -> None:

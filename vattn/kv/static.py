@@ -1,7 +1,7 @@
 """`static`: every request reserves its maximum length in physical memory. The baseline.
 
-    row 0  | used used used ............................ max_tokens |
-    row 1  | used .............................................. |    dots are reserved and never used
+row 0  | used used used ............................ max_tokens |
+row 1  | used .............................................. |    dots are reserved and never used
 """
 
 from __future__ import annotations

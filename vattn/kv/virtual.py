@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-import torch
-
 from vattn.kv.base import Chunk, ContiguousInputs, KVCache, KVStats
 from vattn.kv.layout import KVLayout, KVShape, RowLayout
 from vattn.kv.plan import contiguous_inputs
@@ -143,7 +141,10 @@ class VirtualKVCache(KVCache):
     def describe(self) -> dict[str, str | int]:
         layout = self.layout
         return {
-            "layout": str(layout.kind), "page_bytes": layout.page_bytes, "pages": self._total_pages, "rows": layout.rows
+            "layout": str(layout.kind),
+            "page_bytes": layout.page_bytes,
+            "pages": self._total_pages,
+            "rows": layout.rows,
         }
 
     @property

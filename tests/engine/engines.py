@@ -1,0 +1,64 @@
+"""Engines for tests, and the reference: transformers' own `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from tests.models.tiny import build
+from vattn import LLM
+from vattn.models.loader import LoadedModel, load_model
+
+BACKENDS: dict[str, dict[str, Any]] = {
+    "virtual-interleaved": {"kv_backend": "virtual", "kv_layout": "interleaved", "page_bytes": 65536},
+    "virtual-per_layer": {"kv_backend": "virtual", "kv_layout": "per_layer"},
+    "paged-16": {"kv_backend": "paged", "block_size": 16},
+    "paged-7": {"kv_backend": "paged", "block_size": 7},
+    "static-interleaved": {"kv_backend": "static", "kv_layout": "interleaved"},
+    "static-per_layer": {"kv_backend": "static", "kv_layout": "per_layer"},
+}
+
+
+@lru_cache(maxsize=1)
+def reference_model(name: str) -> PreTrainedModel:
+    """The tiny model `name` with transformers' own attention."""
+    model = build(name)
+    model.set_attn_implementation("sdpa")
+    return model
+
+
+@lru_cache(maxsize=1)
+def loaded(name: str) -> LoadedModel:
+    """The same weights, loaded the way `LLM` does."""
+    return load_model(build(name), device="cpu")
+
+
+def make_llm(name: str, backend: str, **options: Any) -> LLM:
+    return LLM(loaded(name), **{"kv_cache_memory_bytes": 64 << 20, **BACKENDS[backend], **options})
+
+
+def hf_greedy(model: PreTrainedModel, prompts: Sequence[list[int]], lengths: Sequence[int]) -> list[list[int]]:
+    """Greedy continuations by `model.generate`, one prompt at a time, EOS ignored."""
+    outputs = []
+    for prompt, n in zip(prompts, lengths, strict=True):
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=n,
+            min_new_tokens=n,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+        )
+        outputs.append(out[0, len(prompt) :].tolist())
+    return outputs
+
+
+def random_prompts(seed: int, lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, vocab_size, (n,), generator=generator).tolist() for n in lengths]
