@@ -25,7 +25,7 @@ from vattn.models.loader import LoadedModel, load_model
 from vattn.outputs import RequestOutput
 from vattn.params import SamplingParams
 from vattn.prompts import Prompt, TokenizedPrompt, as_prompts, tokenize
-from vattn.vmm.driver import open_driver
+from vattn.vmm.driver import Driver, open_driver
 
 Message = Mapping[str, Any]
 
@@ -49,6 +49,7 @@ class LLM:
         kv_cache_memory_bytes: budget of KV memory. Default: `gpu_memory_utilization` of the device,
             weights included; on CPU 4 GiB or that share of free memory.
         background_mapping: map pages ahead in a thread; default: on CUDA.
+        driver: virtual memory driver to map with; default: the device's own. It stays the caller's.
         seed: of requests that bring none.
 
     Raises `ConfigError`, `ModelNotFound`, `UnsupportedModel` or `DriverUnavailable`, before anything is
@@ -72,6 +73,7 @@ class LLM:
         kv_cache_memory_bytes: int | None = None,
         gpu_memory_utilization: float = 0.9,
         background_mapping: bool | None = None,
+        driver: Driver | None = None,
         seed: int = 0,
         trust_remote_code: bool = False,
         revision: str | None = None,
@@ -110,19 +112,21 @@ class LLM:
         self._ids = itertools.count()
         self._mailboxes: dict[str, deque[RequestOutput]] = {}
         self._closed = False
-        shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype)
-        self._driver = open_driver(self._device)
+        self.kv_shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype)
+        self._own_driver = None if driver is not None else open_driver(self._device)
+        used = driver if driver is not None else self._own_driver
+        assert used is not None
         try:
             self._kv = create_kv_cache(
                 self.kv_config,
-                shape,
-                self._driver,
+                self.kv_shape,
+                used,
                 max_model_len=max_model_len,
                 model_len=spec.max_model_len,
                 max_num_seqs=max_num_seqs,
             )
         except BaseException:
-            self._driver.close()
+            self._close_driver()
             raise
         self.max_model_len = self._kv.capacity_tokens if max_model_len is None else max_model_len
         self.engine = Engine(
@@ -206,7 +210,7 @@ class LLM:
             self._closed = True
             self.engine.abort_all()
             self._kv.close()
-            self._driver.close()
+            self._close_driver()
 
     def __enter__(self) -> Self:
         return self
@@ -217,6 +221,10 @@ class LLM:
         self.close()
 
     # ------------------------------------------------------------------ inside
+    def _close_driver(self) -> None:
+        if self._own_driver is not None:
+            self._own_driver.close()
+
     def _tokenize(self, prompt: Prompt) -> TokenizedPrompt:
         return tokenize(prompt, self.loaded.tokenizer, self.loaded.spec.vocab_size)
 

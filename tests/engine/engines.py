@@ -11,10 +11,12 @@ from transformers import PreTrainedModel
 
 from tests.models.tiny import build
 from vattn import LLM
+from vattn.kv.layout import KVShape
 from vattn.models.loader import LoadedModel, load_model
+from vattn.vmm.host import HostDriver
 
 BACKENDS: dict[str, dict[str, Any]] = {
-    "virtual-interleaved": {"kv_backend": "virtual", "kv_layout": "interleaved", "page_bytes": 65536},
+    "virtual-interleaved": {"kv_backend": "virtual", "kv_layout": "interleaved", "page_bytes": 4096},
     "virtual-per_layer": {"kv_backend": "virtual", "kv_layout": "per_layer"},
     "paged-16": {"kv_backend": "paged", "block_size": 16},
     "paged-7": {"kv_backend": "paged", "block_size": 7},
@@ -37,8 +39,15 @@ def loaded(name: str) -> LoadedModel:
     return load_model(build(name), device="cpu")
 
 
+def kv_shape(name: str) -> KVShape:
+    spec = loaded(name).spec
+    return KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype)
+
+
 def make_llm(name: str, backend: str, **options: Any) -> LLM:
-    return LLM(loaded(name), **{"kv_cache_memory_bytes": 64 << 20, **BACKENDS[backend], **options})
+    """A small engine; its driver has the smallest pages, so that short requests need several."""
+    options = {"kv_cache_memory_bytes": 64 << 20, "driver": HostDriver(granularity=4096), **options}
+    return LLM(loaded(name), **BACKENDS[backend], **options)
 
 
 def hf_greedy(model: PreTrainedModel, prompts: Sequence[list[int]], lengths: Sequence[int]) -> list[list[int]]:

@@ -64,6 +64,10 @@ class Request:
         """Tokens whose K and V are still to be computed."""
         return len(self.token_ids) - self.num_computed
 
+    @property
+    def finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
     def append(self, token: int, logprobs: TokenLogprobs | None) -> Finish | None:
         """Enter a sampled token; says why the output ends with it, if it does."""
         self.token_ids.append(token)

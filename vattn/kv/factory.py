@@ -11,7 +11,7 @@ from vattn.kv.static import StaticKVCache
 from vattn.kv.virtual import VirtualKVCache
 from vattn.vmm.driver import Driver
 
-DEFAULT_LAYOUT = {"cpu": KVLayout.PER_LAYER, "cuda": KVLayout.INTERLEAVED}  # measured: docs/memory.md
+DEFAULT_LAYOUT = {"cpu": KVLayout.PER_LAYER}  # measured: docs/memory.md
 
 
 def kv_budget(config: KVCacheConfig, driver: Driver) -> int:
@@ -52,7 +52,7 @@ def create_kv_cache(
     """
     budget = kv_budget(config, driver)
     device = driver.device
-    kind = DEFAULT_LAYOUT[device.type] if config.layout == "auto" else KVLayout(config.layout)
+    kind = DEFAULT_LAYOUT.get(device.type, KVLayout.INTERLEAVED) if config.layout == "auto" else KVLayout(config.layout)
     page = config.page_bytes or default_page_bytes(kind, shape, driver.granularity)
     if page % driver.granularity:
         raise ConfigError(
