@@ -64,4 +64,6 @@ class AccountingDriver(ShadowedDriver):
 
     def close(self) -> None:
         """Forget everything. Idempotent."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
+            self.shadow.clear()

@@ -155,7 +155,7 @@ class CudaDriver:
         return handle
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of the device. What torch has cached is not free: `torch.cuda.empty_cache()` first."""
+        """(free, total) bytes of the device. What torch caches is not free: see `torch.cuda.empty_cache`."""
         with _Current(self):
             free, total = self._call("cuMemGetInfo")
         return int(free), int(total)
@@ -169,7 +169,7 @@ class CudaDriver:
         self._books.mapped[va] = size
 
     def set_access(self, va: int, size: int, access: Access) -> None:
-        """See `Driver.set_access`. Where the device has no read-only access, READ grants READ_WRITE (and warns)."""
+        """See `Driver.set_access`. Where the device has no read-only access, READ grants READ_WRITE."""
         self._enter()
         access = Access(access)
         if access is Access.READ and not self.read_only:
@@ -186,7 +186,7 @@ class CudaDriver:
             va += mapped.pop(va, self.granularity)
 
     def mappings(self, va: int, size: int) -> list[MappedRange] | None:
-        """Every mapping made here in the range that the driver confirms, with the handle and access it names."""
+        """The mappings made here that the driver confirms, with the handle and access it names."""
         self._enter()
         found = []
         for start, length in sorted(self._books.mapped.items()):
@@ -292,7 +292,10 @@ class CudaDriver:
     def _memory_hint(self) -> str:
         import torch
 
-        free, total = self.memory_info()
+        try:
+            free, total = self.memory_info()
+        except DriverError:
+            return "how much is free, the driver does not say"
         text = f"{free:,} of {total:,} are free"
         if self.device.type == "cuda":
             cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)

@@ -58,8 +58,7 @@ class MappedRange(NamedTuple):
 class DriverError(RuntimeError):
     """A driver call was refused.
 
-    Attributes: `call` (what was called), `code` (the CUresult), `name` (its name), `hint` (what to do, or
-    "").
+    Attributes: `call` (what was called), `code` (the CUresult), `name` (its name), `hint` (what to do).
     """
 
     def __init__(self, call: str, code: int, name: str = "", hint: str = "") -> None:
@@ -129,7 +128,7 @@ class Driver(Protocol):
         """Remove the mappings of a range, which must hold whole mappings without a gap."""
 
     def export_handle(self, handle: int) -> int:
-        """File descriptor through which another process can import a shareable handle; the caller closes it."""
+        """Descriptor through which another process imports a shareable handle; the caller closes it."""
 
     def import_handle(self, fd: int, size: int) -> int:
         """Handle on memory exported by `export_handle`, of `size` bytes. `fd` stays the caller's."""
@@ -152,7 +151,7 @@ class Driver(Protocol):
         """
 
     def mappings(self, va: int, size: int) -> list[MappedRange] | None:
-        """What is mapped in the range, by address; None when the driver cannot tell. For checks, not speed."""
+        """What is mapped in the range, by address; None if the driver cannot tell. For checks, not speed."""
 
     def synchronize(self) -> None:
         """Wait until no submitted work can touch memory of this device."""

@@ -1,8 +1,8 @@
 """A tensor whose first dimension grows in place.
 
-    addresses  | row | row | row | row |  .  |  .  |  .  |  .  |     max_rows, reserved once: data_ptr never changes
-    memory     |▓▓ page ▓▓|▓▓ page ▓▓|░░                             pages, mapped as rows need them
-    view()     [ len rows ............ ]
+    addresses  | row | row | row | row |  .  |  .  |  .  |     max_rows, reserved once: data_ptr never changes
+    memory     |▓▓▓ page ▓▓▓|▓▓▓ page ▓▓▓|                     mapped as rows need them
+    view()     [ ...... len rows ..... ]
 
 No copy when it grows, no more than a page of over-allocation, on CPU and CUDA.
 """
@@ -137,7 +137,7 @@ class GrowableTensor:
         self._rows = rows
 
     def shrink(self, n: int) -> None:
-        """Drop the last `n` rows and give back the pages only they used. Waits for the device if there are any."""
+        """Drop the last `n` rows and give back the pages only they used, once the device is idle."""
         memory = self._open_memory()
         if not 0 <= n <= self._rows:
             raise ValueError(f"cannot shrink {self._rows} rows by {n}")

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import errno
 import heapq
+import logging
 import os
 import sys
 import weakref
@@ -36,6 +37,7 @@ from .shadowed import ShadowedDriver
 if TYPE_CHECKING:
     import torch
 
+_log = logging.getLogger(__name__)
 HUGE_PAGE = 2 << 20
 _RESERVED = sys_calls.MAP_PRIVATE | sys_calls.MAP_ANONYMOUS | sys_calls.MAP_NORESERVE
 _PROTECTION = {
@@ -207,8 +209,11 @@ class HostDriver(ShadowedDriver):
     def _do_discard(self, allocation: Allocation) -> None:
         if allocation.descriptor >= 0:
             os.close(allocation.descriptor)
-        else:
+            return
+        try:
             self._memory.give(allocation.offset, allocation.size)
+        except OSError as error:  # the range is free for reuse all the same
+            _log.warning("%d bytes stay with the process: %s", allocation.size, error)
 
 
 class _Memory:
@@ -298,18 +303,12 @@ def _close(memory: _Memory, shadow: Shadow) -> None:
     for descriptor in (*descriptors, memory.fd):
         if descriptor >= 0:
             os.close(descriptor)
-    shadow.reservations.clear()
-    shadow.allocations.clear()
+    shadow.clear()
 
 
 def _driver_error(call: str, error: OSError, hint: str = "") -> DriverError:
     if error.errno == errno.ENOMEM:
-        limit = max_map_count()
-        full = (
-            f"the process is near its limit of mappings: raise it (sysctl -w vm.max_map_count=..., now {limit:,}) "
-            "or use larger pages"
-            if limit is not None
-            else "the kernel has no memory for another mapping"
-        )
-        return OutOfMemory(call, hint=f"{full}; {hint}" if hint else full)
+        limit = max_map_count() or 0
+        full = f"no room for another mapping: use larger pages or raise vm.max_map_count (now {limit:,})"
+        return OutOfMemory(call, hint=hint or full)
     return DriverError(call, UNKNOWN, hint=error.strerror or str(error))

@@ -52,8 +52,13 @@ class Retirement:
     def retire(self, clean_up: Callable[[], None]) -> None:
         """Run `clean_up` once every step submitted so far is done: now, or in a later `poll` or `drain`."""
         with self._lock:
-            self._waiting.append((self._epoch, clean_up))
-        self.poll()
+            idle = not self._in_flight and not self._waiting
+            if not idle:
+                self._waiting.append((self._epoch, clean_up))
+        if idle:
+            clean_up()
+        else:
+            self.poll()
 
     def poll(self) -> int:
         """Run what is due without waiting; the number of functions run."""

@@ -246,6 +246,13 @@ class Shadow:
                 found.append(MappedRange(m.va, m.size, m.allocation.handle, m.access))
         return found
 
+    def clear(self) -> None:
+        """Forget everything: the driver has given it all back."""
+        self.reservations.clear()
+        self.allocations.clear()
+        self._bases.clear()
+        self.mapping_count = self.used = 0
+
     def check(self) -> None:
         """Recount everything from the mappings; raises AssertionError when the books disagree."""
         mapped: dict[int, int] = {}

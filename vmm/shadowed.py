@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 
 from .driver import DEINITIALIZED, Access, DriverError, MappedRange
 from .shadow import Allocation, Shadow, invalid
+
+_log = logging.getLogger(__name__)
 
 
 class ShadowedDriver:
@@ -51,7 +54,7 @@ class ShadowedDriver:
         pass
 
     def _do_discard(self, allocation: Allocation) -> None:
-        """Nothing holds the memory any more."""
+        """Nothing holds the memory any more. Must not raise: the books are written."""
 
     # The calls
 
@@ -110,10 +113,8 @@ class ShadowedDriver:
         """See `Driver.set_access`."""
         with self._lock:
             self._require_open("set_access")
-            try:
-                access = Access(access)
-            except ValueError:
-                raise invalid("set_access", f"{access!r} is not an Access") from None
+            if access.__class__ is not Access:
+                raise invalid("set_access", f"{access!r} is not an Access")
             _, mappings = self.shadow.covering("set_access", va, size)
             self._do_set_access(va, size, access)
             for mapping in mappings:
@@ -164,4 +165,7 @@ class ShadowedDriver:
                 clean_up = self._deferred.popleft()
             except IndexError:  # another thread was faster
                 return
-            clean_up()
+            try:
+                clean_up()
+            except Exception:  # the call it happened to follow has nothing to do with it
+                _log.exception("giving back the memory of a collected object failed")

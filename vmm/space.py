@@ -96,7 +96,7 @@ class AddressSpace:
         return self.extend_all((row,), n_pages)
 
     def extend_all(self, rows: Sequence[int], n_pages: int | Sequence[int]) -> bool:
-        """Grow several rows, each by `n_pages` (or its own number) of private, writable pages: all or nothing.
+        """Grow several rows, each by `n_pages` (or its own number) of private pages: all or nothing.
 
         False when the pool is short, and nothing changed. Acquires every page, then maps, then grants
         access with one call per contiguous span. Pages of the row's own that were truncated but are not
@@ -159,8 +159,10 @@ class AddressSpace:
             state = self._live(row)
             if not 0 <= n_pages <= len(state.pages):
                 raise ValueError(f"cannot truncate row {row} to {n_pages} pages: it has {len(state.pages)}")
+            if n_pages == len(state.pages):
+                return
             stamp = self._cut(row, n_pages)
-        self._retire(row, stamp)
+        self._retire([(row, stamp)])
 
     def clear(self, row: int) -> None:
         """`truncate` to nothing."""
@@ -208,8 +210,7 @@ class AddressSpace:
                     first += 1  # somebody else needs this page anyway: unmapping it here frees nothing
                 if first < len(pages):
                     cut.append((row, self._cut(row, first)))
-        for row, stamp in cut:
-            self._retire(row, stamp)
+        self._retire(cut)
         return len(freed)
 
     # Looking
@@ -230,7 +231,7 @@ class AddressSpace:
             return tuple(self._row(row).pages)
 
     def private(self, row: int, start: int = 0) -> bool:
-        """Whether every page of the row from position `start` on is writable and referred to by nobody else."""
+        """Whether the pages from position `start` on are writable and referred to by nobody else."""
         with self._lock:
             state = self._row(row)
             return all(
@@ -284,7 +285,7 @@ class AddressSpace:
         end = offset + span_bytes(shape, stride, dtype.itemsize)
         if offset < 0 or offset % dtype.itemsize or end > self.rows * self.pitch:
             raise ValueError(
-                f"bytes {offset:,} to {end:,} are not within the reservation of {self.rows * self.pitch:,} bytes"
+                f"bytes {offset:,} to {end:,} leave the reservation of {self.rows * self.pitch:,} bytes"
             )
         self._require_open()
         return self.driver.tensor(self.base + offset, shape, stride, dtype, owner)
@@ -333,14 +334,14 @@ class AddressSpace:
                     assert access[at] >= due_access, f"row {row} page {index}: access {access[at].name}"
 
     def close(self) -> None:
-        """Wait for the device, unmap everything, give the pages to the pool and the addresses back. Idempotent."""
+        """Wait for the device, unmap everything, give pages and addresses back. Idempotent."""
         if self._closed:
             return
         self.retirement.drain()
         with self._lock:
             if self._closed:
                 return
-            for row, state in enumerate(self._rows):
+            for row in range(self.rows):
                 self._cut(row, 0)
                 self._settle(row, self._stamp)
             self._parked.clear()
@@ -434,9 +435,16 @@ class AddressSpace:
             revivable += 1
         return revivable
 
-    def _retire(self, row: int, stamp: int) -> None:
-        """Without the lock: have the tail of a row unmapped as soon as that is safe."""
-        self.retirement.retire(partial(self._settle, row, stamp))
+    def _retire(self, cut: Sequence[tuple[int, int]]) -> None:
+        """Without the lock: have tails unmapped as soon as that is safe, each even if another fails."""
+        errors: list[DriverError] = []
+        for row, stamp in cut:
+            try:
+                self.retirement.retire(partial(self._settle, row, stamp))
+            except DriverError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _settle(self, row: int, stamp: int) -> None:
         """Unmap, in one call, the part of a row's tail that was cut off at `stamp` or before."""
