@@ -7,23 +7,28 @@
 An address is a scalar 64-bit base (slot, head, first token of the tile) plus 32-bit offsets that are the
 same for every tile. Memory at and behind a request's last token is never touched and need not exist.
 """
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from . import walk
+from .launch import KVScales, Operands, capability, check_int32
+from .split import SplitBuffers, combine, split_arguments
+from .tables import Tile, decode_tile, prefill_tile
 from .walk import load_tile
 
 
 @triton.jit
 def _load(source, LAYOUT: tl.constexpr, start, live, tokens, dims,
           HEAD_DIM: tl.constexpr, MASKED: tl.constexpr, TOKEN_SCALES: tl.constexpr):  # fmt: skip
-    """One tile by pointers (`walk`'s LOAD). k, v and the scales in `source` point at token 0 of slot and head."""
+    """One tile by pointers, a LOAD of `walk`. Pointers in `source` are at token 0 of the slot and head."""
     k, v, k_scale, v_scale, stride, scale_stride = source
-    PADDED: tl.constexpr = HEAD_DIM != dims.shape[0]
+    PADDED: tl.constexpr = dims.shape[0] != HEAD_DIM
     at = tl.cast(start, tl.int64)
     offsets = tokens * stride
     k_tile = load_tile(k + at * stride + (offsets[None, :] + dims[:, None]),
@@ -43,7 +48,7 @@ def _load(source, LAYOUT: tl.constexpr, start, live, tokens, dims,
 @triton.jit
 def _load_tma(source, LAYOUT: tl.constexpr, start, live, tokens, dims,
               HEAD_DIM: tl.constexpr, MASKED: tl.constexpr, TOKEN_SCALES: tl.constexpr):  # fmt: skip
-    """One whole tile by tensor descriptors over [slot, token, head, dim] (`walk`'s LOAD_WHOLE)."""
+    """One whole tile by tensor descriptors over [slot, token, head, dim], a LOAD_WHOLE of `walk`."""
     k_tiles, v_tiles, slot, kv_head = source
     k_tile = k_tiles.load([slot, start, kv_head, 0]).reshape(tokens.shape[0], dims.shape[0]).T
     v_tile = v_tiles.load([slot, start, kv_head, 0]).reshape(tokens.shape[0], dims.shape[0])
@@ -62,7 +67,8 @@ def _at_slot(k, v, k_scale, v_scale, slot, kv_head, kv_stride_slot, kv_stride_po
     return k + base, v + base, k_scale, v_scale, kv_stride_pos, scale_stride_pos
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits", "q_heads"],
+            do_not_specialize_on_alignment=["slots", "seq_lens", "split_len"])  # fmt: skip
 def decode_kernel(
     q, k, v, out, partial, partial_lse, slots, seq_lens, split_len, k_scale, v_scale, qk_scale,
     num_splits, q_heads, q_stride_row, q_stride_head, out_stride_row, out_stride_head,
@@ -89,7 +95,7 @@ def decode_kernel(
                 PRECISION)  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["cu_seqlens", "slots", "seq_lens"])
 def prefill_kernel(
     q, k, v, k_tiles, v_tiles, out, cu_seqlens, slots, seq_lens, k_scale, v_scale, qk_scale,
     q_stride_row, q_stride_head, out_stride_row, out_stride_head,
@@ -116,13 +122,104 @@ def prefill_kernel(
     source = _at_slot(k, v, k_scale, v_scale, slot, kv_head,
                       kv_stride_slot, kv_stride_pos, kv_stride_head,
                       scale_stride_slot, scale_stride_pos, scale_stride_head, SCALES == "token")  # fmt: skip
+    LOAD_WHOLE: tl.constexpr = _load_tma if TMA else _load
     if TMA:
-        load_whole: tl.constexpr = _load_tma
         whole_source = (k_tiles, v_tiles, slot, kv_head)
     else:
-        load_whole: tl.constexpr = _load
         whole_source = source
-    walk.prefill(load_whole, whole_source, _load, source, 0, q, out, k_scale, v_scale, qk_scale,
+    walk.prefill(LOAD_WHOLE, whole_source, _load, source, 0, q, out, k_scale, v_scale, qk_scale,
                  q_first, q_len, tl.load(seq_lens + request), block * TILE_TOKENS, token, head, kv_head,
                  q_stride_row, q_stride_head, out_stride_row, out_stride_head, TILE_TOKENS,
                  HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, STAGES, SCALES, WIDE, UPCAST, PRECISION)  # fmt: skip
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    slots: Tensor,
+    seq_lens: Tensor,
+    scale: float | None = None,
+    scales: KVScales | None = None,
+    splits: SplitBuffers | None = None,
+    out: Tensor | None = None,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Attention of one query token per request, the last of its seq_lens tokens.
+
+    q        `[requests, q_heads, head_dim]` float16, bfloat16 or float32 (tf32 on a GPU), any strides
+    k, v     `[slots, max_len, kv_heads, head_dim]`, q's dtype or int8 / float8_e4m3fn with `scales`
+    slots    int32 `[requests]`; seq_lens int32 `[requests]`, 0 for a padding row, which yields zeros
+    scale    of the softmax, default head_dim ** -0.5
+    splits   plan and workspace of split decode; None runs each context in one piece
+    out      where to write, default a new dense tensor like q; returned
+    tile     launch shape, default from `tables`
+
+    Raises ValueError for operands the kernel cannot take. Lengths and slots are not read on the host: the
+    caller answers for slots < k.shape[0] and seq_lens <= k.shape[1].
+    """
+    op = Operands.check(q, k, v, scale, scales, out)
+    check_int32("slots", slots, q.shape[:1])
+    check_int32("seq_lens", seq_lens, q.shape[:1])
+    tile = tile or decode_tile(capability(), op.block_d, op.itemsize)
+    partial, lse, split_len, num_splits = split_arguments(splits, op)
+    decode_kernel[op.decode_grid(num_splits)](
+        op.q, op.k, op.v, op.out, partial, lse, slots, seq_lens, split_len, *op.scale_arguments(),
+        num_splits, op.q_heads, *op.qo_strides(), *op.kv_strides(),
+        BLOCK_H=op.block_h, ONE_SPLIT=splits is None, **op.constants(tile),
+    )  # fmt: skip
+    if splits:
+        combine(op.out, seq_lens, splits, tile.block_n)
+    return op.out
+
+
+def prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens: Tensor,
+    slots: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    scale: float | None = None,
+    scales: KVScales | None = None,
+    out: Tensor | None = None,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Causal attention of packed chunks, each the last tokens of its request.
+
+    q            `[tokens, q_heads, head_dim]`; rows cu_seqlens[b] to cu_seqlens[b + 1] are request b's
+    cu_seqlens   int32 `[requests + 1]`, ascending
+    seq_lens     int32 `[requests]`, tokens including the chunk; 0 yields zeros
+    max_query_len   at least the longest chunk: it sizes the grid
+
+    Everything else as in `decode`. Rows of q outside every chunk are neither read nor written.
+    """
+    op = Operands.check(q, k, v, scale, scales, out)
+    requests = seq_lens.shape[0]
+    check_int32("cu_seqlens", cu_seqlens, (requests + 1,))
+    check_int32("slots", slots, (requests,))
+    check_int32("seq_lens", seq_lens, (requests,))
+    tile = tile or prefill_tile(capability(), op.block_d, op.itemsize, tma=can_use_tma(op))
+    k_tiles, v_tiles = (_tiles(op.k, tile, op), _tiles(op.v, tile, op)) if tile.tma else (None, None)
+    prefill_kernel[op.prefill_grid(tile, max_query_len, requests)](
+        op.q, op.k, op.v, k_tiles, v_tiles, op.out, cu_seqlens, slots, seq_lens, *op.scale_arguments(),
+        *op.qo_strides(), *op.kv_strides(), PACK=op.packs(tile), BLOCK_M=tile.block_m, TMA=tile.tma,
+        **op.constants(tile),
+    )  # fmt: skip
+    return op.out
+
+
+def can_use_tma(op: Operands) -> bool:
+    """Whether tensor descriptors can express this cache: 16-byte aligned, strides below 2^40 bytes."""
+    strides = [stride * op.itemsize for stride in op.k.stride()[:3]]
+    aligned = all(n % 16 == 0 for n in (op.k.data_ptr(), op.v.data_ptr(), *strides))
+    return aligned and all(0 < n < 2**40 for n in strides) and op.scales is None
+
+
+def _tiles(cache: Tensor, tile: Tile, op: Operands) -> TensorDescriptor:
+    if not can_use_tma(op):
+        raise ValueError(f"no tensor descriptor has strides {cache.stride()}: use a tile without tma")
+    return TensorDescriptor(cache, list(cache.shape), list(cache.stride()), [1, tile.block_n, 1, op.block_d])

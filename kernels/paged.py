@@ -13,25 +13,31 @@ its block numbers:
 
 Rows at and behind a request's last token are never touched, nor table entries behind its last block.
 """
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
 
+import dataclasses
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from . import walk
+from .launch import KVScales, Operands, capability, check_int32
+from .split import SplitBuffers, combine, split_arguments
+from .tables import TABLE_STAGES, Tile, decode_tile, prefill_tile
 from .walk import load_tile
 
 
 @triton.jit
 def _load(source, BLOCK_SIZE: tl.constexpr, start, live, tokens, dims,
           HEAD_DIM: tl.constexpr, MASKED: tl.constexpr, TOKEN_SCALES: tl.constexpr):  # fmt: skip
-    """One tile (`walk`'s LOAD). k, v and the scales in `source` point at block 0 and the KV head, `table` at the
+    """One tile, a LOAD of `walk`. Pointers in `source` are at block 0 of the KV head, `table` at the
     request's first entry."""
     k, v, k_scale, v_scale, table, block_stride, stride, scale_block_stride, scale_stride = source
-    PADDED: tl.constexpr = HEAD_DIM != dims.shape[0]
-    if BLOCK_SIZE >= tokens.shape[0]:
+    PADDED: tl.constexpr = dims.shape[0] != HEAD_DIM
+    if tokens.shape[0] <= BLOCK_SIZE:
         block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
         row = tl.cast(start % BLOCK_SIZE, tl.int64)
         at = block * block_stride + row * stride
@@ -60,17 +66,21 @@ def _load(source, BLOCK_SIZE: tl.constexpr, start, live, tokens, dims,
 
 
 @triton.jit
-def _at_head(k, v, k_scale, v_scale, block_table, table_stride, request, kv_head, kv_stride_head,
-             scale_stride_head, TOKEN_SCALES: tl.constexpr):  # fmt: skip
-    """Keys, values and scales at one KV head, and one request's row of the table."""
+def _at_head(k, v, k_scale, v_scale, block_table, table_stride, request, kv_head,
+             kv_stride_block, kv_stride_pos, kv_stride_head,
+             scale_stride_block, scale_stride_pos, scale_stride_head, TOKEN_SCALES: tl.constexpr):  # fmt: skip
+    """`_load`'s source for one request and KV head."""
     base = kv_head.to(tl.int64) * kv_stride_head
     if TOKEN_SCALES:
         k_scale += kv_head.to(tl.int64) * scale_stride_head
         v_scale += kv_head.to(tl.int64) * scale_stride_head
-    return k + base, v + base, k_scale, v_scale, block_table + request.to(tl.int64) * table_stride
+    table = block_table + request.to(tl.int64) * table_stride
+    return (k + base, v + base, k_scale, v_scale, table, kv_stride_block, kv_stride_pos,
+            scale_stride_block, scale_stride_pos)  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits", "q_heads", "table_stride"],
+            do_not_specialize_on_alignment=["block_table", "seq_lens", "split_len"])  # fmt: skip
 def decode_kernel(
     q, k, v, out, partial, partial_lse, block_table, seq_lens, split_len, k_scale, v_scale, qk_scale,
     num_splits, q_heads, q_stride_row, q_stride_head, out_stride_row, out_stride_head, table_stride,
@@ -87,17 +97,18 @@ def decode_kernel(
     first, last = walk.split_bounds(seq_lens, split_len, request, split, num_splits, BLOCK_N, ONE_SPLIT)
     if not ONE_SPLIT and first >= last:
         return
-    k, v, k_scale, v_scale, table = _at_head(k, v, k_scale, v_scale, block_table, table_stride, request, kv_head,
-                                             kv_stride_head, scale_stride_head, SCALES == "token")  # fmt: skip
-    source = (k, v, k_scale, v_scale, table, kv_stride_block, kv_stride_pos, scale_stride_block, scale_stride_pos)
-    walk.decode(_load, source, BLOCK_SIZE, first, last, q, out, partial, partial_lse, k_scale, v_scale, qk_scale,
-                request, kv_head, tl.program_id(0) % HEAD_TILES, split, num_splits, q_heads,
+    source = _at_head(k, v, k_scale, v_scale, block_table, table_stride, request, kv_head,
+                      kv_stride_block, kv_stride_pos, kv_stride_head,
+                      scale_stride_block, scale_stride_pos, scale_stride_head, SCALES == "token")  # fmt: skip
+    walk.decode(_load, source, BLOCK_SIZE, first, last, q, out, partial, partial_lse, k_scale, v_scale,
+                qk_scale, request, kv_head, tl.program_id(0) % HEAD_TILES, split, num_splits, q_heads,
                 q_stride_row, q_stride_head, out_stride_row, out_stride_head,
                 GROUP, HEAD_DIM, BLOCK_H, BLOCK_D, BLOCK_N, STAGES, ONE_SPLIT, SCALES, WIDE, UPCAST,
                 PRECISION)  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"],
+            do_not_specialize_on_alignment=["cu_seqlens", "block_table", "seq_lens"])  # fmt: skip
 def prefill_kernel(
     q, k, v, out, cu_seqlens, block_table, seq_lens, k_scale, v_scale, qk_scale,
     q_stride_row, q_stride_head, out_stride_row, out_stride_head, table_stride,
@@ -116,10 +127,100 @@ def prefill_kernel(
     if block * TILE_TOKENS >= q_len:
         return
     token, head, kv_head = walk.query_tile(block, tl.program_id(1), GROUP, PACK, BLOCK_M)
-    k, v, k_scale, v_scale, table = _at_head(k, v, k_scale, v_scale, block_table, table_stride, request, kv_head,
-                                             kv_stride_head, scale_stride_head, SCALES == "token")  # fmt: skip
-    source = (k, v, k_scale, v_scale, table, kv_stride_block, kv_stride_pos, scale_stride_block, scale_stride_pos)
+    source = _at_head(k, v, k_scale, v_scale, block_table, table_stride, request, kv_head,
+                      kv_stride_block, kv_stride_pos, kv_stride_head,
+                      scale_stride_block, scale_stride_pos, scale_stride_head, SCALES == "token")  # fmt: skip
     walk.prefill(_load, source, _load, source, BLOCK_SIZE, q, out, k_scale, v_scale, qk_scale,
                  q_first, q_len, tl.load(seq_lens + request), block * TILE_TOKENS, token, head, kv_head,
                  q_stride_row, q_stride_head, out_stride_row, out_stride_head, TILE_TOKENS,
                  HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, STAGES, SCALES, WIDE, UPCAST, PRECISION)  # fmt: skip
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float | None = None,
+    scales: KVScales | None = None,
+    splits: SplitBuffers | None = None,
+    out: Tensor | None = None,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Attention of one query token per request, the last of its seq_lens tokens.
+
+    q             `[requests, q_heads, head_dim]` float16, bfloat16 or float32 (tf32 on a GPU), any strides
+    k, v          `[blocks, block_size, kv_heads, head_dim]`, q's dtype or int8 / float8_e4m3fn with `scales`;
+                  block_size a power of two
+    block_table   int32 `[requests, max_blocks]`; entries behind a request's last block are not read
+    seq_lens      int32 `[requests]`, 0 for a padding row, which yields zeros
+    scale         of the softmax, default head_dim ** -0.5
+    splits        plan and workspace of split decode; None runs each context in one piece
+    out           where to write, default a new dense tensor like q; returned
+    tile          launch shape, default from `tables`
+
+    Raises ValueError for operands the kernel cannot take. Lengths and blocks are not read on the host.
+    """
+    op = Operands.check(q, k, v, scale, scales, out)
+    check_int32("block_table", block_table, (q.shape[0], -1))
+    check_int32("seq_lens", seq_lens, q.shape[:1])
+    tile = tile or _paged(decode_tile(capability(), op.block_d, op.itemsize))
+    partial, lse, split_len, num_splits = split_arguments(splits, op)
+    decode_kernel[op.decode_grid(num_splits)](
+        op.q, op.k, op.v, op.out, partial, lse, block_table, seq_lens, split_len, *op.scale_arguments(),
+        num_splits, op.q_heads, *op.qo_strides(), block_table.stride(0), *op.kv_strides(),
+        BLOCK_SIZE=_block_size(op), BLOCK_H=op.block_h, ONE_SPLIT=splits is None, **op.constants(tile),
+    )  # fmt: skip
+    if splits:
+        combine(op.out, seq_lens, splits, tile.block_n)
+    return op.out
+
+
+def prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    scale: float | None = None,
+    scales: KVScales | None = None,
+    out: Tensor | None = None,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Causal attention of packed chunks, each the last tokens of its request.
+
+    q            `[tokens, q_heads, head_dim]`; rows cu_seqlens[b] to cu_seqlens[b + 1] are request b's
+    cu_seqlens   int32 `[requests + 1]`, ascending
+    seq_lens     int32 `[requests]`, tokens including the chunk; 0 yields zeros
+    max_query_len   at least the longest chunk: it sizes the grid
+
+    Everything else as in `decode`. Rows of q outside every chunk are neither read nor written.
+    """
+    op = Operands.check(q, k, v, scale, scales, out)
+    requests = seq_lens.shape[0]
+    check_int32("cu_seqlens", cu_seqlens, (requests + 1,))
+    check_int32("block_table", block_table, (requests, -1))
+    check_int32("seq_lens", seq_lens, (requests,))
+    tile = tile or _paged(prefill_tile(capability(), op.block_d, op.itemsize, tma=False))
+    prefill_kernel[op.prefill_grid(tile, max_query_len, requests)](
+        op.q, op.k, op.v, op.out, cu_seqlens, block_table, seq_lens, *op.scale_arguments(),
+        *op.qo_strides(), block_table.stride(0), *op.kv_strides(),
+        BLOCK_SIZE=_block_size(op), PACK=op.packs(tile), BLOCK_M=tile.block_m, **op.constants(tile),
+    )  # fmt: skip
+    return op.out
+
+
+def _block_size(op: Operands) -> int:
+    size = op.k.shape[1]
+    if size & (size - 1):
+        raise ValueError(f"block size {size} is not a power of two")
+    return size
+
+
+def _paged(tile: Tile) -> Tile:
+    return dataclasses.replace(tile, stages=tile.stages + TABLE_STAGES)

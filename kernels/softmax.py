@@ -16,7 +16,7 @@ and the weights.
 
 Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Dao, "FlashAttention-2" (2023).
 """
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
 
@@ -24,6 +24,20 @@ import triton
 import triton.language as tl
 
 MINUS_INFINITY: tl.constexpr = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def widen(x, dtype: tl.constexpr):
+    """A tile of K or V as numbers of `dtype`; uint8 holds the bits of float8_e4m3fn.
+
+    Shifted into place under a float16's exponent, e4m3 bits mean 2^-8 of their value, subnormals too.
+    """
+    if x.dtype == tl.uint8:
+        half = ((x & 0x80).to(tl.uint16) << 8) | ((x & 0x7F).to(tl.uint16) << 7)
+        wide = (half.to(tl.float16, bitcast=True) * 256.0).to(dtype)
+    else:
+        wide = x.to(dtype)
+    return wide
 
 
 @triton.jit
@@ -35,7 +49,7 @@ def attend(q, k, v, acc, peak, mass, visible, qk_scale, k_scales, v_scales,
     dtype. visible, read if MASKED, broadcasts to [ROWS, COLS]. k_scales and v_scales [COLS] float32,
     read if TOKEN_SCALES. qk_scale must be positive.
     """
-    scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
+    scores = tl.dot(q, widen(k, q.dtype), input_precision=PRECISION)
     if TOKEN_SCALES:
         scores *= k_scales[None, :]
     if MASKED:
@@ -53,11 +67,11 @@ def attend(q, k, v, acc, peak, mass, visible, qk_scale, k_scales, v_scales,
     mass = mass * decay + tl.sum(weights, 1)
     if TOKEN_SCALES:
         weights *= v_scales[None, :]
-    acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * decay[:, None], input_precision=PRECISION)
+    acc = tl.dot(weights.to(q.dtype), widen(v, q.dtype), acc * decay[:, None], input_precision=PRECISION)
     return acc, new_peak, mass
 
 
 @triton.jit
 def normalise(acc, mass, v_scale):
     """acc / mass * v_scale; rows that saw no key become zero."""
-    return acc * tl.where(mass > 0.0, v_scale / mass, 0.0)[:, None]
+    return acc * (v_scale / tl.where(mass > 0.0, mass, 1.0))[:, None]

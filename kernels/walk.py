@@ -20,7 +20,7 @@ A body is given `LOAD`, a function that fetches one tile from `source`, a tuple 
 
 Contiguous ranges and block tables differ in their LOAD and in nothing else.
 """
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def tile_tokens(BLOCK_N: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def split_bounds(seq_lens, split_len, request, split, num_splits, BLOCK_N: tl.constexpr, ONE_SPLIT: tl.constexpr):
+def split_bounds(seq_lens, split_len, request, split, num_splits,
+                 BLOCK_N: tl.constexpr, ONE_SPLIT: tl.constexpr):  # fmt: skip
     """Tokens [first, last) of a split.
 
     split_len is rounded up to whole tiles and the last split takes all that is left, so whatever number
@@ -85,9 +86,10 @@ def head_scales(k_scale, v_scale, kv_head, HEAD_SCALES: tl.constexpr):
 
 @triton.jit
 def decode(
-    LOAD: tl.constexpr, source, LAYOUT: tl.constexpr, first, last, q, out, partial, partial_lse, k_scale, v_scale, qk_scale,
-    request, kv_head, head_tile, split, num_splits, q_heads, q_stride_row, q_stride_head, out_stride_row,
-    out_stride_head, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    LOAD: tl.constexpr, source, LAYOUT: tl.constexpr, first, last, q, out, partial, partial_lse,
+    k_scale, v_scale, qk_scale, request, kv_head, head_tile, split, num_splits, q_heads,
+    q_stride_row, q_stride_head, out_stride_row, out_stride_head,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, STAGES: tl.constexpr, ONE_SPLIT: tl.constexpr, SCALES: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -113,12 +115,14 @@ def decode(
     mass = tl.zeros([BLOCK_H], tl.float32)
     whole = first + (last - first) // BLOCK_N * BLOCK_N
     for start in tl.range(first, whole, BLOCK_N, num_stages=STAGES):
-        k, v, k_scales, v_scales = LOAD(source, LAYOUT, start, tokens >= 0, tokens, dims, HEAD_DIM, False, TOKEN_SCALES)
+        k, v, k_scales, v_scales = LOAD(source, LAYOUT, start, tokens >= 0, tokens, dims,
+                                        HEAD_DIM, False, TOKEN_SCALES)  # fmt: skip
         acc, peak, mass = attend(q_tile, k, v, acc, peak, mass, rows_live, qk_scale, k_scales, v_scales,
                                  False, TOKEN_SCALES, PRECISION)  # fmt: skip
     if whole < last:
         live = whole + tokens < last
-        k, v, k_scales, v_scales = LOAD(source, LAYOUT, whole, live, tokens, dims, HEAD_DIM, True, TOKEN_SCALES)
+        k, v, k_scales, v_scales = LOAD(source, LAYOUT, whole, live, tokens, dims,
+                                        HEAD_DIM, True, TOKEN_SCALES)  # fmt: skip
         acc, peak, mass = attend(q_tile, k, v, acc, peak, mass, live[None, :], qk_scale, k_scales, v_scales,
                                  True, TOKEN_SCALES, PRECISION)  # fmt: skip
 
@@ -157,11 +161,12 @@ def query_tile(block, head_axis, GROUP: tl.constexpr, PACK: tl.constexpr, BLOCK_
 
 @triton.jit
 def prefill(
-    LOAD_WHOLE: tl.constexpr, whole_source, LOAD: tl.constexpr, source, LAYOUT: tl.constexpr, q, out, k_scale, v_scale, qk_scale,
-    q_first, q_len, seq_len, tile_first, token, head, kv_head,
+    LOAD_WHOLE: tl.constexpr, whole_source, LOAD: tl.constexpr, source, LAYOUT: tl.constexpr,
+    q, out, k_scale, v_scale, qk_scale, q_first, q_len, seq_len, tile_first, token, head, kv_head,
     q_stride_row, q_stride_head, out_stride_row, out_stride_head, TILE_TOKENS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr, SCALES: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, SCALES: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Rows (token, head) of one request whose chunk is the last q_len of its seq_len tokens.
 
@@ -187,14 +192,15 @@ def prefill(
     last = tl.minimum(context + tile_first + TILE_TOKENS, seq_len)
     whole = tl.maximum(context + tile_first + 1, 0) // BLOCK_N * BLOCK_N
     for start in tl.range(0, whole, BLOCK_N, num_stages=STAGES):
-        k, v, k_scales, v_scales = LOAD_WHOLE(whole_source, LAYOUT, start, tokens >= 0, tokens, dims, HEAD_DIM, False,
-                                              TOKEN_SCALES)  # fmt: skip
+        k, v, k_scales, v_scales = LOAD_WHOLE(whole_source, LAYOUT, start, tokens >= 0, tokens, dims,
+                                              HEAD_DIM, False, TOKEN_SCALES)  # fmt: skip
         acc, peak, mass = attend(q_tile, k, v, acc, peak, mass, rows_live, qk_scale, k_scales, v_scales,
                                  False, TOKEN_SCALES, PRECISION)  # fmt: skip
     # The diagonal: one or two tiles, too few to pipeline.
     for start in tl.range(whole, last, BLOCK_N, num_stages=1):
         key = start + tokens
-        k, v, k_scales, v_scales = LOAD(source, LAYOUT, start, key < last, tokens, dims, HEAD_DIM, True, TOKEN_SCALES)
+        k, v, k_scales, v_scales = LOAD(source, LAYOUT, start, key < last, tokens, dims,
+                                        HEAD_DIM, True, TOKEN_SCALES)  # fmt: skip
         visible = key[None, :] <= (context + token)[:, None]
         acc, peak, mass = attend(q_tile, k, v, acc, peak, mass, visible, qk_scale, k_scales, v_scales,
                                  True, TOKEN_SCALES, PRECISION)  # fmt: skip
