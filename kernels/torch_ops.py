@@ -34,13 +34,15 @@ class Run(NamedTuple):
     """Prefill behind a context: additive mask `[tokens, L]`. None: SDPA's `is_causal` says it."""
 
 
-def cut(cu_seqlens: Sequence[int], seq_lens: Sequence[int], dtype: torch.dtype) -> list[Run]:
-    """Cut a step into runs; masks in `dtype`."""
+def cut(
+    cu_seqlens: Sequence[int], seq_lens: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> list[Run]:
+    """Cut a step into runs; masks in `dtype` on `device`."""
     runs: list[Run] = []
     for b, total in enumerate(seq_lens):
         first, n = cu_seqlens[b], cu_seqlens[b + 1] - cu_seqlens[b]
         if n > 1:
-            runs.append(Run(first, n, b, True, causal_bias(n, total, dtype)))
+            runs.append(Run(first, n, b, True, causal_bias(n, total, dtype, device)))
         elif runs and not runs[-1].prefill:
             runs[-1] = runs[-1]._replace(tokens=runs[-1].tokens + 1)
         else:
@@ -48,14 +50,14 @@ def cut(cu_seqlens: Sequence[int], seq_lens: Sequence[int], dtype: torch.dtype) 
     return runs
 
 
-def causal_bias(new: int, total: int, dtype: torch.dtype) -> Tensor | None:
+def causal_bias(new: int, total: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
     """Additive mask `[new, total]` for the last `new` of `total` tokens.
 
     None when they are all of them: `is_causal`, which aligns at the top left, is the same mask.
     """
     if new == total:
         return None
-    return torch.full((new, total), float("-inf"), dtype=dtype).triu_(diagonal=total - new + 1)
+    return torch.full((new, total), float("-inf"), dtype=dtype, device=device).triu_(diagonal=total - new + 1)
 
 
 def store_kv(kv: Tensor, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:

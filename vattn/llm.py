@@ -41,6 +41,7 @@ class LLM:
         kv_layout: `"interleaved"`, `"per_layer"` or `"auto"`; of `virtual` and `static`.
         page_bytes: physical page of `virtual`; a multiple of the driver's granularity.
         block_size: tokens in a block of `paged`.
+        attention: `"sdpa"` (contiguous memory), `"gather"` (paged), or `"auto"`.
         device: `"auto"` (CUDA where there is one), `"cpu"`, `"cuda"`, `"cuda:1"`.
         dtype: `"auto"` (float32 on CPU, the checkpoint's on CUDA), a name or a `torch.dtype`.
         max_model_len: longest request, prompt and output; default: the model's, or what the cache holds.
@@ -65,6 +66,7 @@ class LLM:
         kv_layout: LayoutName = "auto",
         page_bytes: int | None = None,
         block_size: int = 16,
+        attention: str = "auto",
         device: str = "auto",
         dtype: str | torch.dtype = "auto",
         max_model_len: int | None = None,
@@ -130,7 +132,12 @@ class LLM:
             raise
         self.max_model_len = self._kv.capacity_tokens if max_model_len is None else max_model_len
         self.engine = Engine(
-            self.loaded, self._kv, self.scheduler_config, max_model_len=self.max_model_len, seed=seed
+            self.loaded,
+            self._kv,
+            self.scheduler_config,
+            max_model_len=self.max_model_len,
+            attention=attention,
+            seed=seed,
         )
 
     # ------------------------------------------------------------------ generate

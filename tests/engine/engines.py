@@ -50,7 +50,9 @@ def make_llm(name: str, backend: str, **options: Any) -> LLM:
     return LLM(loaded(name), **BACKENDS[backend], **options)
 
 
-def hf_greedy(model: PreTrainedModel, prompts: Sequence[list[int]], lengths: Sequence[int]) -> list[list[int]]:
+def hf_greedy(
+    model: PreTrainedModel, prompts: Sequence[list[int]], lengths: Sequence[int]
+) -> list[list[int]]:
     """Greedy continuations by `model.generate`, one prompt at a time, EOS ignored."""
     outputs = []
     for prompt, n in zip(prompts, lengths, strict=True):

@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.engine.engines import BACKENDS, hf_greedy, kv_shape, loaded, make_llm, random_prompts, reference_model
+from tests.engine.engines import (
+    BACKENDS,
+    hf_greedy,
+    kv_shape,
+    loaded,
+    make_llm,
+    random_prompts,
+    reference_model,
+)
 from vattn import LLM, SamplingParams
 from vattn.errors import CapacityError, ConfigError, ModelNotFound, RequestError
 from vattn.vmm.host import HostDriver
@@ -42,7 +50,11 @@ def test_requests_join_and_abort_while_others_run(backend: str) -> None:
             next(third)
         second.close()
         llm.check()
-        outputs = {0: list(first)[-1], 2: list(third)[-1], 3: llm.generate(prompts[3], params, use_tqdm=False)[0]}
+        outputs = {
+            0: list(first)[-1],
+            2: list(third)[-1],
+            3: llm.generate(prompts[3], params, use_tqdm=False)[0],
+        }
         for i, output in outputs.items():
             assert output.outputs[0].token_ids == expected[i]
             assert output.finished and output.outputs[0].finish_reason == "length"
@@ -73,10 +85,18 @@ def test_seeded_sampling_ignores_company_and_preemption(backend: str) -> None:
         SamplingParams(temperature=1.0, top_k=20, seed=i, max_tokens=30, ignore_eos=True) for i in range(5)
     ]
     with make_llm(NAME, backend, max_model_len=96) as llm:
-        alone = [llm.generate(p, q, use_tqdm=False)[0].outputs[0].token_ids for p, q in zip(prompts, params, strict=True)]
+        alone = [
+            llm.generate(p, q, use_tqdm=False)[0].outputs[0].token_ids
+            for p, q in zip(prompts, params, strict=True)
+        ]
     budget = 160 * kv_shape(NAME).token_bytes
     with make_llm(
-        NAME, backend, max_model_len=96, max_num_seqs=5, max_num_batched_tokens=16, kv_cache_memory_bytes=budget
+        NAME,
+        backend,
+        max_model_len=96,
+        max_num_seqs=5,
+        max_num_batched_tokens=16,
+        kv_cache_memory_bytes=budget,
     ) as llm:
         together = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
         if not backend.startswith("static"):
@@ -90,7 +110,11 @@ def test_logprobs_survive_chunks_and_preemption(backend: str) -> None:
     prompts = random_prompts(5, [25, 40, 18, 30], loaded(NAME).spec.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=2, prompt_logprobs=1)
     with make_llm(
-        NAME, backend, max_model_len=96, max_num_seqs=4, max_num_batched_tokens=16,
+        NAME,
+        backend,
+        max_model_len=96,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
         kv_cache_memory_bytes=160 * kv_shape(NAME).token_bytes,
     ) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -103,7 +127,10 @@ def test_logprobs_survive_chunks_and_preemption(backend: str) -> None:
         assert len(got) == len(tokens) and got[0] is None
         for i in range(1, len(tokens)):
             assert got[i][tokens[i]].logprob == pytest.approx(float(want[i - 1, tokens[i]]), abs=1e-4)
-        total = sum(entry[t].logprob for entry, t in zip(output.outputs[0].logprobs, output.outputs[0].token_ids, strict=True))
+        total = sum(
+            entry[t].logprob
+            for entry, t in zip(output.outputs[0].logprobs, output.outputs[0].token_ids, strict=True)
+        )
         assert output.outputs[0].cumulative_logprob == pytest.approx(total)
 
 
@@ -192,6 +219,7 @@ def test_a_missing_model_is_named() -> None:
 
 
 # ---------------------------------------------------------------------- the end
+
 
 def test_close_is_idempotent_and_ends_running_requests() -> None:
     driver = HostDriver(granularity=4096)

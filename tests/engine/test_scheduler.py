@@ -131,9 +131,7 @@ class Harness:
 @pytest.mark.parametrize("kind", CACHES)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(items=traffic, seqs=st.integers(1, 6), tokens=st.integers(6, 48), slack=st.integers(0, 3))
-def test_any_traffic_finishes(
-    kind: str, items: list[Traffic], seqs: int, tokens: int, slack: int
-) -> None:
+def test_any_traffic_finishes(kind: str, items: list[Traffic], seqs: int, tokens: int, slack: int) -> None:
     ranges = 2 * SHAPE.num_layers if kind == "virtual-per_layer" else 1
     budget = max(MAX_LEN * SHAPE.token_bytes, 4096 * ranges * 3) + slack * 4096 * ranges
     harness = Harness(kind, budget, seqs, tokens)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from vattn.attention.sdpa import ContiguousSdpa, GatherSdpa
 from vattn.kv.base import ContiguousInputs, PagedInputs
-from vattn.models.attention import SdpaContiguous, SdpaGather
 
 
 def oracle(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
@@ -66,9 +66,9 @@ def test_attention_equals_the_oracle(batch: str, heads: int, kv_heads: int, dim:
     mapping = torch.tensor([i for w, (before, _) in zip(where, chunks, strict=True) for i in w[before:]])
     common = {"kv": kv, "cu_seqlens": cu, "seq_lens": lens, "slot_mapping": mapping}
     if memory == "rows":
-        step = SdpaContiguous(ContiguousInputs(**common, slots=list(range(1, len(chunks) + 1))))
+        step = ContiguousSdpa().plan(ContiguousInputs(**common, slots=list(range(1, len(chunks) + 1))))
     else:
-        step = SdpaGather(PagedInputs(**common, block_tables=tables, block_size=block))
+        step = GatherSdpa().plan(PagedInputs(**common, block_tables=tables, block_size=block))
 
     got = step.attend(layer, q, k, v, 0.3)
 

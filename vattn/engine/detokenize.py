@@ -100,7 +100,11 @@ class TokenDecoder:
         self._join_added = not skip_special_tokens and not spaces_between_special_tokens
         self._last_added = False
         self._window = [token for token in prompt_token_ids[-_CONTEXT:] if self._has_text(token)]
-        self._cover(self._decode())
+        self._covered = 0
+        """How many tokens of the window the last piece was made with."""
+        self._shown = 0
+        """How many characters of the window's text have been given out."""
+        self._cover_but_last()
 
     def push(self, token_id: int) -> str:
         """The text that has become certain with this token; "" while a character is incomplete."""
@@ -115,7 +119,7 @@ class TokenDecoder:
             # Not a character on its way but broken bytes; only the last one may still become one.
             new = text[self._shown : -1]
             self._window = self._window[-_PATIENCE:]
-            self._cover(self._decode())
+            self._cover_but_last()
             return new
         new = text[self._shown :]
         if self._join_added:
@@ -125,7 +129,7 @@ class TokenDecoder:
             self._last_added = added is not None
         if new:
             self._window = self._window[self._covered :]
-            self._cover(self._decode())
+            self._covered, self._shown = len(self._window), len(self._decode())
         return new
 
     def flush(self) -> str:
@@ -141,8 +145,9 @@ class TokenDecoder:
     def _decode(self) -> str:
         return self._vocabulary.decode(self._window)
 
-    def _cover(self, text: str) -> None:
-        """All of the window, whose text is `text`, has been given out, but for an incomplete character."""
+    def _cover_but_last(self) -> None:
+        """The window has been given out, but for a character that its last tokens may have begun."""
+        text = self._decode()
         self._covered = len(self._window)
         self._shown = len(text) - text.endswith(_REPLACEMENT)
 

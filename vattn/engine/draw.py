@@ -51,7 +51,7 @@ def largest(values: Tensor, count: int) -> Tensor:
         vocab_size = values.shape[1]
         top = np.partition(values.numpy(), vocab_size - count, axis=-1)[:, vocab_size - count :]
         top.sort(axis=-1)
-        return torch.from_numpy(np.ascontiguousarray(top[:, ::-1]))
+        return torch.from_numpy(top[:, ::-1].copy())
     return values.topk(count, dim=-1).values
 
 

@@ -13,6 +13,7 @@ import time
 
 from torch import Tensor
 
+from vattn.attention.factory import create_attention
 from vattn.config import SchedulerConfig
 from vattn.engine.batch import PackedBatch, pack
 from vattn.engine.detokenize import Finish, IncrementalDetokenizer, StopChecker, TokenText
@@ -38,6 +39,7 @@ class Engine:
         config: SchedulerConfig,
         *,
         max_model_len: int,
+        attention: str = "auto",
         seed: int = 0,
     ) -> None:
         self.loaded = loaded
@@ -46,7 +48,9 @@ class Engine:
         self.scheduler = Scheduler(
             kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
         )
-        self.runner = Runner(loaded.model, next(loaded.model.parameters()).device)
+        self.runner = Runner(
+            loaded.model, create_attention(attention, kv.reads), next(loaded.model.parameters()).device
+        )
         self.sampler = Sampler(seed=seed, eos_token_ids=loaded.eos_token_ids)
         self.metrics = EngineMetrics()
         self._requests: dict[str, Request] = {}

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from vattn.attention.base import AttentionBackend
 from vattn.kv.base import AttentionInputs
-from vattn.models.attention import plan_attention
 
 
 class Runner:
     """A transformers causal LM, loaded with `attn_implementation="vattn"`."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, attention: AttentionBackend, device: torch.device) -> None:
         self.model = model
+        self.attention = attention
         self.device = device
 
     @torch.inference_mode()
@@ -36,7 +37,7 @@ class Runner:
             position_ids=torch.tensor([positions], device=self.device),
             use_cache=False,
             logits_to_keep=torch.tensor(logit_rows, dtype=torch.int64, device=self.device),
-            vattn_step=plan_attention(inputs),
+            vattn_step=self.attention.plan(inputs),
         )
         logits: Tensor = output.logits[0]
         return logits

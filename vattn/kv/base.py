@@ -83,6 +83,8 @@ class KVCache(ABC):
     """
 
     name: ClassVar[str]
+    reads: ClassVar[type[AttentionInputs]]
+    """The kind of inputs `begin_step` gives, which the attention must be able to read."""
     shape: KVShape
 
     @abstractmethod

@@ -52,7 +52,11 @@ def create_kv_cache(
     """
     budget = kv_budget(config, driver)
     device = driver.device
-    kind = DEFAULT_LAYOUT.get(device.type, KVLayout.INTERLEAVED) if config.layout == "auto" else KVLayout(config.layout)
+    kind = (
+        DEFAULT_LAYOUT.get(device.type, KVLayout.INTERLEAVED)
+        if config.layout == "auto"
+        else KVLayout(config.layout)
+    )
     page = config.page_bytes or default_page_bytes(kind, shape, driver.granularity)
     if page % driver.granularity:
         raise ConfigError(

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from vattn.kv.base import Chunk, KVCache, KVStats, PagedInputs
+from vattn.kv.base import AttentionInputs, Chunk, KVCache, KVStats, PagedInputs
 from vattn.kv.blocks import BlockPool
 from vattn.kv.layout import KVShape
 from vattn.kv.plan import offsets
@@ -25,6 +25,7 @@ class PagedKVCache(KVCache):
     """As many blocks of `block_size` tokens as the budget holds, allocated at once."""
 
     name: ClassVar[str] = "paged"
+    reads: ClassVar[type[AttentionInputs]] = PagedInputs
 
     def __init__(
         self, shape: KVShape, *, device: torch.device, budget_bytes: int, block_size: int, max_tokens: int

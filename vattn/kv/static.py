@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from vattn.kv.base import Chunk, ContiguousInputs, KVCache, KVStats
+from vattn.kv.base import AttentionInputs, Chunk, ContiguousInputs, KVCache, KVStats
 from vattn.kv.layout import KVLayout, KVShape, RowLayout
 from vattn.kv.plan import contiguous_inputs
 from vattn.kv.usage import MemoryUsage
@@ -21,6 +21,7 @@ class StaticKVCache(KVCache):
     """As many rows of `max_tokens` as the budget holds (at most `max_rows`), allocated at once."""
 
     name: ClassVar[str] = "static"
+    reads: ClassVar[type[AttentionInputs]] = ContiguousInputs
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from vattn.kv.base import Chunk, ContiguousInputs, KVCache, KVStats
+from vattn.kv.base import AttentionInputs, Chunk, ContiguousInputs, KVCache, KVStats
 from vattn.kv.layout import KVLayout, KVShape, RowLayout
 from vattn.kv.plan import contiguous_inputs
 from vattn.kv.slots import Slots
@@ -46,6 +46,7 @@ class VirtualKVCache(KVCache):
     """
 
     name: ClassVar[str] = "virtual"
+    reads: ClassVar[type[AttentionInputs]] = ContiguousInputs
 
     def __init__(
         self,

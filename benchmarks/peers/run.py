@@ -1,0 +1,165 @@
+"""Throughput on CPU: vattn's backends against transformers, interleaved in one run.
+
+    python benchmarks/peers/run.py [--requests 32] [--rounds 3] [--json FILE]
+
+Every engine gets the same requests (random tokens, EOS ignored) and the same two threads. A round runs each engine
+once, in an order that rotates; figures are medians over rounds, and ratios are taken within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+
+from vattn import LLM
+from vattn.bench.compare import run_backend
+from vattn.bench.workload import RandomWorkload, WorkloadRequest
+from vattn.models.loader import LoadedModel, load_model
+
+Engine = Callable[[list[WorkloadRequest]], float]
+"""Runs the requests, returns output tokens per second."""
+
+VATTN = {
+    "vattn virtual": {"kv_backend": "virtual"},
+    "vattn virtual interleaved": {"kv_backend": "virtual", "kv_layout": "interleaved"},
+    "vattn paged": {"kv_backend": "paged"},
+    "vattn static": {"kv_backend": "static"},
+}
+
+
+def vattn_engine(loaded: LoadedModel, options: dict[str, str]) -> Engine:
+    """All requests at once; memory is no limit, so that speed alone is compared."""
+
+    def run(requests: list[WorkloadRequest]) -> float:
+        with LLM(loaded, max_model_len=1024, kv_cache_memory_bytes=4 << 30, **options) as llm:  # type: ignore[arg-type]
+            return run_backend("", llm, requests).output_throughput
+
+    return run
+
+
+def generate_batch(model: PreTrainedModel) -> Engine:
+    """transformers' continuous batching; started before the clock, each request with its own length."""
+
+    def run(requests: list[WorkloadRequest]) -> float:
+        blocks = sum(-(-(len(r.prompt_token_ids) + r.output_len) // 256) for r in requests) + 1
+        manager = model.init_continuous_batching(
+            generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
+            continuous_batching_config=ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=512),
+        )
+        manager.start()
+        try:
+            started = time.perf_counter()
+            for i, r in enumerate(requests):
+                manager.add_request(r.prompt_token_ids, request_id=str(i), max_new_tokens=r.output_len)
+            tokens, finished = 0, 0
+            while finished < len(requests):
+                result = manager.get_result(timeout=60)
+                if result is None:
+                    raise RuntimeError("generate_batch gave no result for a minute")
+                if result.is_finished():
+                    finished += 1
+                    tokens += len(result.generated_tokens)
+            seconds = time.perf_counter() - started
+        finally:
+            manager.stop(block=True)
+        assert tokens == sum(r.output_len for r in requests), "generate_batch stopped early"
+        return tokens / seconds
+
+    return run
+
+
+def sequential(model: PreTrainedModel, sample: int) -> Engine:
+    """`model.generate`, one request after another; every n-th request, so that `sample` of them run."""
+
+    def run(requests: list[WorkloadRequest]) -> float:
+        chosen = sorted(requests, key=lambda r: len(r.prompt_token_ids))[:: max(1, len(requests) // sample)]
+        started = time.perf_counter()
+        for r in chosen:
+            ids = torch.tensor([r.prompt_token_ids])
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=r.output_len,
+                min_new_tokens=r.output_len,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        return sum(r.output_len for r in chosen) / (time.perf_counter() - started)
+
+    return run
+
+
+def hf_model(loaded: LoadedModel, attention: str) -> PreTrainedModel:
+    """The same checkpoint, untouched, as transformers loads it."""
+    model = AutoModelForCausalLM.from_pretrained(
+        loaded.path, dtype=torch.float32, attn_implementation=attention
+    )
+    return model.eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--prompt-len", default="16:512")
+    parser.add_argument("--output-len", default="16:128")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sequential-sample", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    low_high = lambda text: tuple(int(x) for x in text.split(":"))  # noqa: E731
+    workload = RandomWorkload(args.requests, low_high(args.prompt_len), low_high(args.output_len))
+
+    loaded = load_model(args.model, device="cpu")
+    engines: dict[str, Engine] = {name: vattn_engine(loaded, options) for name, options in VATTN.items()}
+    engines["transformers generate_batch"] = generate_batch(hf_model(loaded, "sdpa"))
+    engines["transformers generate"] = sequential(hf_model(loaded, "sdpa"), args.sequential_sample)
+
+    requests = workload.generate(loaded.spec.vocab_size)
+    warm = RandomWorkload(2, (16, 16), (4, 4), seed=1).generate(loaded.spec.vocab_size)
+    for engine in engines.values():
+        engine(warm)
+    rounds: list[dict[str, float]] = []
+    names = list(engines)
+    for i in range(args.rounds):
+        order = names[i % len(names) :] + names[: i % len(names)]
+        rounds.append({name: engines[name](requests) for name in order})
+        print(f"round {i + 1}: " + ", ".join(f"{n} {rounds[-1][n]:.1f}" for n in names), flush=True)
+
+    base = "vattn virtual"
+    report = {
+        "date": date.today().isoformat(),
+        "commit": subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip(),
+        "platform": platform.platform(),
+        "cpu": next((x.split(":")[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")), ""),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "workload": vars(workload),
+        "output_tokens": sum(r.output_len for r in requests),
+        "rounds": rounds,
+        "output_throughput": {n: statistics.median(r[n] for r in rounds) for n in names},
+        "virtual_over": {n: statistics.median(r[base] / r[n] for r in rounds) for n in names},
+    }
+    print(f"\n{'engine':30}{'tokens/s':>10}{'spread':>18}{'virtual / it':>14}")
+    for n in names:
+        values = [r[n] for r in rounds]
+        spread = f"{min(values):.1f}-{max(values):.1f}"
+        print(f"{n:30}{report['output_throughput'][n]:10.1f}{spread:>18}{report['virtual_over'][n]:14.2f}")
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""What the engine asks of an attention implementation: plan once per step, then run for every layer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from vattn.kv.base import AttentionInputs
+
+
+class StepAttention(Protocol):
+    """A step's attention: planned once, called for every layer."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Store k, v `[T, Hkv, D]` of the new tokens, then attend. q and the result `[T, Hq, D]`."""
+
+
+class AttentionBackend(ABC):
+    """One way of computing attention over one kind of memory. Lives as long as the engine."""
+
+    @abstractmethod
+    def plan(self, inputs: Any) -> StepAttention:
+        """Decide everything that depends on lengths and places. `inputs` is an `AttentionInputs`."""
+
+
+__all__ = ["AttentionBackend", "AttentionInputs", "StepAttention"]
