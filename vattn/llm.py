@@ -41,7 +41,8 @@ class LLM:
         kv_layout: `"interleaved"`, `"per_layer"` or `"auto"`; of `virtual` and `static`.
         page_bytes: physical page of `virtual`; a multiple of the driver's granularity.
         block_size: tokens in a block of `paged`.
-        attention: `"sdpa"` (contiguous memory), `"gather"` (paged), or `"auto"`.
+        attention: the kernel: `"triton"` or `"sdpa"` for contiguous memory, `"triton"` or `"gather"`
+            for paged; `"auto"`: Triton on CUDA, the other on CPU.
         device: `"auto"` (CUDA where there is one), `"cpu"`, `"cuda"`, `"cuda:1"`.
         dtype: `"auto"` (float32 on CPU, the checkpoint's on CUDA), a name or a `torch.dtype`.
         max_model_len: longest request, prompt and output; default: the model's, or what the cache holds.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from vattn.kv.base import AttentionInputs
+from vattn.kv.base import KVCache
 
 
 class StepAttention(Protocol):
@@ -21,8 +22,9 @@ class AttentionBackend(ABC):
     """One way of computing attention over one kind of memory. Lives as long as the engine."""
 
     @abstractmethod
+    def check(self, kv: KVCache, device: torch.device) -> None:
+        """Raise ConfigError, with the reason, if this implementation can't run there on that memory."""
+
+    @abstractmethod
     def plan(self, inputs: Any) -> StepAttention:
         """Decide everything that depends on lengths and places. `inputs` is an `AttentionInputs`."""
-
-
-__all__ = ["AttentionBackend", "AttentionInputs", "StepAttention"]

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import importlib
+
+import torch
+
 from vattn.attention.base import AttentionBackend
-from vattn.attention.sdpa import ContiguousSdpa, GatherSdpa
 from vattn.errors import ConfigError
-from vattn.kv.base import AttentionInputs, ContiguousInputs, PagedInputs
+from vattn.kv.base import AttentionInputs, ContiguousInputs, KVCache, PagedInputs
 
-CHOICES: dict[type[AttentionInputs], dict[str, type[AttentionBackend]]] = {
-    ContiguousInputs: {"sdpa": ContiguousSdpa},
-    PagedInputs: {"gather": GatherSdpa},
+CHOICES: dict[type[AttentionInputs], dict[str, str]] = {
+    ContiguousInputs: {
+        "sdpa": "vattn.attention.sdpa:ContiguousSdpa",
+        "triton": "vattn.attention.triton:ContiguousTriton",
+    },
+    PagedInputs: {
+        "gather": "vattn.attention.sdpa:GatherSdpa",
+        "triton": "vattn.attention.triton:PagedTriton",
+    },
 }
+"""Where each implementation is; imported when chosen, since Triton or flash-attn may be missing."""
 
 
-def create_attention(name: str, reads: type[AttentionInputs]) -> AttentionBackend:
-    """The implementation `name` ("auto": the default) for memory of kind `reads`.
+def create_attention(name: str, kv: KVCache, device: torch.device) -> AttentionBackend:
+    """The implementation `name` for the memory of `kv`; "auto": Triton on CUDA, PyTorch's on CPU.
 
-    Raises ConfigError when there is none of that name for that memory.
+    Raises ConfigError when there is none of that name for that memory, or it can't run here.
     """
-    choices = CHOICES[reads]
+    choices = CHOICES[kv.reads]
     if name == "auto":
-        name = next(iter(choices))
+        name = "triton" if device.type == "cuda" else next(iter(choices))
     if name not in choices:
-        raise ConfigError(
-            f"attention={name!r} can't read this KV memory: use {', '.join(map(repr, choices))}"
-        )
-    return choices[name]()
+        known = ", ".join(map(repr, choices))
+        raise ConfigError(f"attention={name!r} can't read the KV memory of this backend: use {known}")
+    module, _, cls = choices[name].partition(":")
+    backend: AttentionBackend = getattr(importlib.import_module(module), cls)()
+    backend.check(kv, device)
+    return backend

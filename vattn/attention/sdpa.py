@@ -7,18 +7,24 @@ from torch import Tensor
 
 from vattn.attention.base import AttentionBackend, StepAttention
 from vattn.kernels.torch_ops import attend, cut, store_kv
-from vattn.kv.base import ContiguousInputs, PagedInputs
+from vattn.kv.base import ContiguousInputs, KVCache, PagedInputs
 
 
 class ContiguousSdpa(AttentionBackend):
-    """SDPA on each row exactly as it lies; it never hears of pages."""
+    """SDPA on each row exactly as it lies; it never hears of pages. Runs anywhere."""
+
+    def check(self, kv: KVCache, device: torch.device) -> None:
+        pass
 
     def plan(self, inputs: ContiguousInputs) -> StepAttention:
         return _ContiguousStep(inputs)
 
 
 class GatherSdpa(AttentionBackend):
-    """Gather the blocks of the whole batch, then the same SDPA on the copies."""
+    """Gather the blocks of the whole batch, then the same SDPA on the copies. Runs anywhere."""
+
+    def check(self, kv: KVCache, device: torch.device) -> None:
+        pass
 
     def plan(self, inputs: PagedInputs) -> StepAttention:
         return _GatherStep(inputs)

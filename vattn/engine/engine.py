@@ -48,9 +48,8 @@ class Engine:
         self.scheduler = Scheduler(
             kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
         )
-        self.runner = Runner(
-            loaded.model, create_attention(attention, kv.reads), next(loaded.model.parameters()).device
-        )
+        device = next(loaded.model.parameters()).device
+        self.runner = Runner(loaded.model, create_attention(attention, kv, device), device)
         self.sampler = Sampler(seed=seed, eos_token_ids=loaded.eos_token_ids)
         self.metrics = EngineMetrics()
         self._requests: dict[str, Request] = {}
