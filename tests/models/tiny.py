@@ -54,7 +54,9 @@ TINY: dict[str, Callable[[], PreTrainedConfig]] = {
     "olmo2": _config("olmo2"),
     # rotation of a quarter of each head, attention and MLP in parallel, LayerNorm, biases
     "gpt_neox": _config(
-        "gpt_neox", rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+        "gpt_neox",
+        num_key_value_heads=4,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
     ),
     # tied, scaled embeddings; MQA with wide heads
     "gemma": _config("gemma", num_key_value_heads=1, head_dim=32, tie_word_embeddings=True),
@@ -63,7 +65,7 @@ TINY: dict[str, Callable[[], PreTrainedConfig]] = {
     # interleaved rotation, parallel blocks, scaled logits
     "cohere": _config("cohere", logit_scale=0.5),
     # learned absolute positions, Conv1D projections
-    "gpt2": _config("gpt2"),
+    "gpt2": _config("gpt2", num_key_value_heads=4),
     # mixture of experts
     "mixtral": _config("mixtral", num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
 }
