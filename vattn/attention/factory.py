@@ -14,10 +14,13 @@ CHOICES: dict[type[AttentionInputs], dict[str, str]] = {
     ContiguousInputs: {
         "sdpa": "vattn.attention.sdpa:ContiguousSdpa",
         "triton": "vattn.attention.triton:ContiguousTriton",
+        "flex": "vattn.attention.flex:ContiguousFlex",
+        "flash_attn": "vattn.attention.flash:ContiguousFlash",
     },
     PagedInputs: {
         "gather": "vattn.attention.sdpa:GatherSdpa",
         "triton": "vattn.attention.triton:PagedTriton",
+        "flex": "vattn.attention.flex:PagedFlex",
     },
 }
 """Where each implementation is; imported when chosen, since Triton or flash-attn may be missing."""

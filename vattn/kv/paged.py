@@ -41,7 +41,8 @@ class PagedKVCache(KVCache):
         self.block_size = block_size
         self.max_tokens = max_tokens
         self.pool = BlockPool(num_blocks)
-        self._kv: torch.Tensor | None = torch.empty(
+        # Zeros: some kernels (FlexAttention) mask by weights of 0, and 0 x NaN of fresh memory is NaN.
+        self._kv: torch.Tensor | None = torch.zeros(
             (shape.num_layers, 2, num_blocks, block_size, shape.num_kv_heads, shape.head_dim),
             dtype=shape.dtype,
             device=device,
