@@ -106,7 +106,7 @@ def test_attention_equals_the_oracle(batch: str, heads: int, kv_heads: int, dim:
 def test_the_triton_kernels_give_the_same_in_the_interpreter() -> None:
     """Whether kernels are interpreted is settled when triton is imported: hence a process of its own."""
     child = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
