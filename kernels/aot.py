@@ -53,8 +53,6 @@ class Row:
     tma: int
     loads: dict[str, int]
     """Global loads by bytes per thread: a tile's should be 16, block numbers and scales are 4."""
-    flush_to_zero: int
-    """Float instructions that lose subnormals, in the whole kernel."""
 
     @property
     def key(self) -> str:
@@ -90,7 +88,6 @@ def measure(case: str, capability: int, compiled: Compiled) -> Row:
         cp_async=count(loop, "LDGSTS"),
         tma=count(loop, "UTMALDG"),
         loads={str(width): n for width, n in sorted(load_widths(loop).items())},
-        flush_to_zero=sum(".FTZ" in i.opcode and i.opcode.startswith(("FMUL", "FADD")) for i in code.instructions),
     )
 
 
@@ -144,7 +141,6 @@ def regressions(rows: Iterable[Row], recorded: dict[str, Row]) -> list[str]:
             "loop": old.loop * 1.05,
             "integer": old.integer * 1.1 + 2,
             "narrow_loads": old.narrow_loads,
-            "flush_to_zero": old.flush_to_zero,
         }
         for name, limit in limits.items():
             if getattr(row, name) > limit:

@@ -32,13 +32,15 @@ def _round_int8(x):
 def _round_e4m3(x):
     """float32 to the bits of float8_e4m3fn, halves to even, in integers: GPUs before sm_89 have no instruction.
 
-    2^-120 moves e4m3's exponents, subnormals included, onto float32's: the top bits are then the answer.
+    Normal numbers: round away the low 20 bits of the fraction, move the exponent's bias from 127 to 7.
+    Subnormal ones are multiples of 2^-9: adding 1.5 * 2^14 leaves no bits below that.
     """
-    magnitude = tl.minimum(tl.abs(x), 448.0) * 7.52316384526264e-37
+    magnitude = tl.minimum(tl.abs(x), 448.0)
     bits = magnitude.to(tl.uint32, bitcast=True)
-    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+    subnormal = (magnitude + 24576.0).to(tl.uint32, bitcast=True) & 0xF
     sign = (x.to(tl.uint32, bitcast=True) >> 24) & 0x80
-    return (bits | sign).to(tl.uint8)
+    return (tl.where(magnitude < 0.015625, subnormal, normal) | sign).to(tl.uint8)
 
 
 @triton.jit
