@@ -187,6 +187,12 @@ def test_endless_broken_bytes_neither_pile_up_nor_stall() -> None:
     assert widest <= 20
 
 
+@pytest.mark.parametrize("broken", range(20))
+def test_a_character_right_behind_broken_bytes_is_whole(broken: int) -> None:
+    ids = single_bytes(b"\x80" * broken + "🎉世".encode())
+    assert "".join(pieces(TokenDecoder(BYTES), ids)) == "\ufffd" * broken + "🎉世"
+
+
 def test_special_tokens_are_hidden_or_shown() -> None:
     ids = [*ids_of("The dog"), BYTE_LEVEL.token_to_id("<|user|>"), *ids_of(" runs")]
     hidden = "".join(pieces(TokenDecoder(BYTES), ids))
@@ -403,6 +409,7 @@ def test_nothing_but_the_length_ends_before_min_tokens() -> None:
     assert finish("a$a$", min_tokens=3, stop_token_ids=[A])[::2] == (3, Finish("stop", A))
     assert finish("xENDxxEND", min_tokens=4, stop="END") == (9, "xENDxx", Finish("stop", "END"))
     assert finish("xxEND", min_tokens=4, stop="END") == (5, "xx", Finish("stop", "END"))
+    assert finish("xabcx", min_tokens=4, stop=["abcd", "b"]) == (5, "xabcx", None)
     assert finish("abc", min_tokens=9, max_tokens=2) == (2, "ab", Finish("length", None))
 
 

@@ -26,8 +26,6 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-import vattn.engine.draw as draw_module
-from vattn.engine.draw import Filters, filtered_weights
 from vattn.engine.philox import uniforms
 from vattn.engine.sampler import (
     NOT_FINITE,
@@ -165,59 +163,9 @@ def test_a_shape_that_does_not_fit_is_an_error() -> None:
         sampler.sample(random_logits(2), [state_of(sampler)])
 
 
-# ---------------------------------------------------------------------- filters, against transformers
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"temperature": 0.7},
-        {"top_k": 1},
-        {"top_k": 7, "temperature": 1.7},
-        {"top_k": VOCAB + 5},
-        {"top_p": 0.9},
-        {"top_p": 0.05},
-        {"top_p": 0.9999, "temperature": 3.0},
-        {"min_p": 0.1},
-        {"min_p": 1.0},
-        {"temperature": 0.5, "min_p": 0.01, "top_k": 20, "top_p": 0.8},
-        {"temperature": 2.0, "min_p": 0.001, "top_k": 50, "top_p": 0.95},
-        {"temperature": 0.01, "top_p": 0.9, "top_k": 50},
-    ],
-)
-def test_filters_keep_what_transformers_warpers_keep(params: dict[str, Any]) -> None:
-    sampler = Sampler()
-    logits = random_logits(20)
-    states = [state_of(sampler, **params) for _ in range(20)]
-    filters = Filters.of([state.params for state in states], VOCAB, logits.device)
-    weights = filtered_weights(logits, filters).double()
-    expected = torch.stack([reference_scores(row, state) for row, state in zip(logits, states, strict=True)])
-    assert torch.equal(weights > 0, expected.softmax(-1) > 0)
-    torch.testing.assert_close(
-        weights / weights.sum(-1, keepdim=True), expected.double().softmax(-1), rtol=1e-4, atol=1e-9
-    )
-
-
-def test_a_nucleus_wider_than_the_first_guess_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = random_logits(6, spread=0.5)
-    params = [
-        SamplingParams(top_p=p, top_k=k) for p, k in [(0.99, 0), (0.5, 0), (1, 0), (0.9, 200), (0.9, 3)]
-    ]
-    filters = Filters.of([*params, SamplingParams(top_p=0.001)], VOCAB, logits.device)
-    wide = filtered_weights(logits, filters)
-    monkeypatch.setattr(draw_module, "NUCLEUS_GUESS", 4)
-    assert torch.equal(filtered_weights(logits, filters), wide)
-    assert (wide > 0).sum(-1)[2] == VOCAB
-
-
-def test_ties_with_the_last_kept_token_are_kept() -> None:
-    logits = torch.tensor([[0.0, 3.0, 1.0, 3.0, 1.0, 1.0]])
-    for params in (SamplingParams(top_k=3), SamplingParams(top_p=0.86)):
-        weights = filtered_weights(logits, Filters.of([params], 6, logits.device))
-        assert (weights > 0).tolist() == [[False, True, True, True, True, True]]
-
-
 def test_tiny_temperatures_above_greedy_neither_overflow_nor_mix() -> None:
     sampler = Sampler()
-    logits = random_logits(4) * 1000
+    logits = random_logits(4) * 1e34  # divided by the temperature first, these would be infinite
     states = [
         state_of(sampler, temperature=1e-5, top_p=p, top_k=k) for p, k in [(1, 0), (0.9, 0), (1, 9), (0.5, 5)]
     ]
@@ -297,7 +245,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(
     st.lists(requests(), min_size=1, max_size=5),
     st.lists(st.integers(1, 31), min_size=1, max_size=8),
@@ -384,12 +332,12 @@ def run_alone(row_of: Any, steps: int, **params: Any) -> list[int]:
     return outputs
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     st.lists(requests(), min_size=2, max_size=6),
     st.integers(0, 2**63),
     st.lists(st.permutations(range(6)), min_size=6, max_size=6),
-    st.sampled_from([97, 1000, 50257]),
+    st.sampled_from([61, 1027]),
 )
 def test_seeded_tokens_do_not_depend_on_the_batch(
     others: list[dict[str, Any]], seed: int, orders: list[list[int]], vocab: int
@@ -421,10 +369,10 @@ def test_seeded_tokens_do_not_depend_on_the_batch(
     assert outputs == alone
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 6, 40])
+@pytest.mark.parametrize("rows", [1, 2, 7, 33])
 def test_equal_rows_get_equal_tokens_at_any_batch_size(rows: int) -> None:
-    """Bit for bit, with a vocabulary that no vector width divides: every row starts elsewhere in its word."""
-    row = random_logits(1, 50257, spread=1.0)
+    """Bit for bit, with a vocabulary that no vector width divides, in one block of rows and in two."""
+    row = random_logits(1, 10_007, spread=1.0)
     sampler = Sampler()
     for params in ({}, {"top_p": 0.9}, {"top_k": 40}, {"top_p": 0.97, "top_k": 2000, "min_p": 0.001}):
         single = sample(sampler, row, [state_of(sampler, seed=3, **params)])

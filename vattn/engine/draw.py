@@ -33,8 +33,9 @@ from vattn.params import SamplingParams
 NUCLEUS_GUESS = 1024
 """Candidates among which the top_p nucleus is looked for first; rows that need more take more."""
 
-CACHED_ELEMENTS = 1 << 18
-"""Logits drawn from at a time on the CPU: a few rows, whose temporaries stay in its cache."""
+BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 23}
+"""Logits drawn from at a time, by device: on the CPU a few rows, whose temporaries stay in its cache; on a
+GPU enough to fill it, with some 20 bytes of temporaries each."""
 
 
 def argmax_rows(logits: Tensor) -> Tensor:
@@ -82,9 +83,7 @@ class Filters(NamedTuple):
         def cut(column: Tensor | None) -> Tensor | None:
             return None if column is None else column[block]
 
-        return Filters(
-            self.temperature[block], cut(self.min_p), cut(self.top_k), cut(self.top_p), self.max_k
-        )
+        return Filters(self.temperature[block], cut(self.min_p), cut(self.top_k), cut(self.top_p), self.max_k)
 
     @staticmethod
     def of(params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> Filters:
@@ -110,7 +109,8 @@ def filtered_weights(logits: Tensor, filters: Filters) -> Tensor:
     """
     # The maximum goes first: exact, and no temperature can overflow what is left.
     values = (logits - logits.amax(-1, keepdim=True)).div_(filters.temperature)
-    # On the CPU softmax works row by row, so equal rows give equal bits wherever they stand; exp does not.
+    # On the CPU softmax works row by row, so equal rows give equal bits wherever they stand; elementwise
+    # loops may treat the ends of a thread's share differently.
     weights = values.softmax(-1) if values.device.type == "cpu" else values.exp()
 
     # Filters compare values, not weights: those underflow to masses of zeros at low temperatures.
@@ -160,9 +160,7 @@ def draw(logits: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
 
     A row without a finite maximum yields an arbitrary number: the caller must look for those.
     """
-    if logits.device.type != "cpu":
-        return _draw(logits, filters, uniform)
-    rows = max(1, CACHED_ELEMENTS // logits.shape[1])
+    rows = max(1, BLOCK_ELEMENTS[logits.device.type] // logits.shape[1])
     blocks = [slice(first, first + rows) for first in range(0, logits.shape[0], rows)]
     return torch.cat([_draw(logits[block], filters.rows(block), uniform[block]) for block in blocks])
 
