@@ -51,6 +51,7 @@ class LLM:
         kv_cache_memory_bytes: budget of KV memory. Default: `gpu_memory_utilization` of the device,
             weights included; on CPU 4 GiB or that share of free memory.
         background_mapping: map pages ahead in a thread; default: on CUDA.
+        overlap: launch each step before the last one's tokens are known to the host; default: on CUDA.
         driver: virtual memory driver to map with; default: the device's own. It stays the caller's.
         seed: of requests that bring none.
 
@@ -76,6 +77,7 @@ class LLM:
         kv_cache_memory_bytes: int | None = None,
         gpu_memory_utilization: float = 0.9,
         background_mapping: bool | None = None,
+        overlap: bool | None = None,
         driver: Driver | None = None,
         seed: int = 0,
         trust_remote_code: bool = False,
@@ -138,6 +140,7 @@ class LLM:
             self.scheduler_config,
             max_model_len=self.max_model_len,
             attention=attention,
+            overlap=overlap,
             seed=seed,
         )
 

@@ -8,17 +8,25 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from vattn.models.loader import LoadedModel, load_model
 
 from tests.models.tiny import build
 from vattn import LLM
 from vattn.kv.layout import KVShape
-from vattn.models.loader import LoadedModel, load_model
 from vattn.vmm.host import HostDriver
 
 BACKENDS: dict[str, dict[str, Any]] = {
     "virtual-interleaved": {"kv_backend": "virtual", "kv_layout": "interleaved", "page_bytes": 4096},
     "virtual-per_layer": {"kv_backend": "virtual", "kv_layout": "per_layer"},
+    "virtual-overlap": {
+        "kv_backend": "virtual",
+        "kv_layout": "interleaved",
+        "page_bytes": 4096,
+        "overlap": True,
+        "background_mapping": True,
+    },
     "paged-16": {"kv_backend": "paged", "block_size": 16},
+    "paged-overlap": {"kv_backend": "paged", "block_size": 16, "overlap": True},
     "paged-7": {"kv_backend": "paged", "block_size": 7},
     "static-interleaved": {"kv_backend": "static", "kv_layout": "interleaved"},
     "static-per_layer": {"kv_backend": "static", "kv_layout": "per_layer"},

@@ -236,6 +236,16 @@ def test_close_is_idempotent_and_ends_running_requests() -> None:
     driver.close()
 
 
+def test_overlap_launches_each_step_before_the_last_is_settled() -> None:
+    with make_llm(NAME, "paged-overlap", max_model_len=96) as llm:
+        [output] = llm.generate([1, 2, 3], GREEDY, use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == 8
+        assert llm.metrics().steps == 8 and llm.metrics().computed_tokens == 3 + 7
+        # Penalties need the token itself: the step before is settled first, and nothing is computed twice.
+        llm.generate([1, 2, 3], replace(GREEDY, repetition_penalty=1.2), use_tqdm=False)
+        assert llm.metrics().steps == 16
+
+
 def test_threads_share_the_batch() -> None:
     prompts = random_prompts(6, [8, 13, 5, 22], loaded(NAME).spec.vocab_size)
     expected = hf_greedy(reference_model(NAME), prompts, [8] * 4)
@@ -260,29 +270,29 @@ def test_an_error_in_the_model_leaves_requests_where_they_were(monkeypatch: pyte
     with make_llm(NAME, "virtual-interleaved", max_model_len=96) as llm:
         stream = llm.stream(prompt, GREEDY)
         next(stream)
-        run = llm.engine.runner.run
+        run = llm.engine.pipeline.runner.run
 
         def broken(*args: object) -> None:
             raise RuntimeError("planted")
 
-        monkeypatch.setattr(llm.engine.runner, "run", broken)
+        monkeypatch.setattr(llm.engine.pipeline.runner, "run", broken)
         with pytest.raises(RuntimeError, match="planted"):
             llm.engine.step()
         llm.check()
-        monkeypatch.setattr(llm.engine.runner, "run", run)
+        monkeypatch.setattr(llm.engine.pipeline.runner, "run", run)
         assert list(stream)[-1].outputs[0].token_ids == expected
 
 
 def test_logits_that_are_not_finite_fail_their_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
     with make_llm(NAME, "paged-16", max_model_len=96) as llm:
-        run = llm.engine.runner.run
+        run = llm.engine.pipeline.runner.run
 
         def poisoned(*args: object) -> torch.Tensor:
             logits = run(*args).clone()  # type: ignore[arg-type]
             logits[-1] = float("nan")
             return logits
 
-        monkeypatch.setattr(llm.engine.runner, "run", poisoned)
+        monkeypatch.setattr(llm.engine.pipeline.runner, "run", poisoned)
         good, bad = llm.generate([[1, 2], [3, 4]], replace(GREEDY, max_tokens=1), use_tqdm=False)
         assert good.outputs[0].finish_reason == "length" and good.error is None
         assert bad.outputs[0].finish_reason == "error" and "finite" in bad.error

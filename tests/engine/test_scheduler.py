@@ -76,6 +76,7 @@ def make_request(index: int, item: Traffic) -> Request:
         sampling=Sampler().new_state(params, prompt, outputs),
         stop=StopChecker(params, IncrementalDetokenizer(None, params), max_tokens=item.output),
         arrival=index,
+        max_tokens=item.output,
         metrics=RequestMetrics(0.0),
     )
 

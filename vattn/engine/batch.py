@@ -25,6 +25,9 @@ class PackedBatch(NamedTuple):
     """A step's tokens, one chunk behind the other, and which of them need logits."""
 
     token_ids: list[int]
+    """0 where the token is pending."""
+    pending: list[tuple[int, int]]
+    """(index in the packed tokens, row in the step in flight) of pending tokens."""
     positions: list[int]
     logit_rows: list[int]
     """Indices into the packed tokens; rows of the step's logits are in this order."""
@@ -36,6 +39,7 @@ class PackedBatch(NamedTuple):
 def pack(items: Sequence[Scheduled]) -> PackedBatch:
     """Lay out a step. Only rows somebody reads get logits: they are most of a small model's work."""
     token_ids: list[int] = []
+    pending: list[tuple[int, int]] = []
     positions: list[int] = []
     logit_rows: list[int] = []
     sample_rows: list[int] = []
@@ -45,6 +49,10 @@ def pack(items: Sequence[Scheduled]) -> PackedBatch:
         start, first = request.num_computed, len(token_ids)
         end = start + length
         token_ids += request.token_ids[start:end]
+        if end > len(request.token_ids):
+            assert request.pending_row is not None
+            pending.append((len(token_ids), request.pending_row))
+            token_ids.append(0)
         positions += range(start, end)
         # Rows before `wanted_from` are known from before a preemption.
         wanted_from = max(start, len(request.prompt_logprobs) - 1)
@@ -57,4 +65,4 @@ def pack(items: Sequence[Scheduled]) -> PackedBatch:
         if item.samples:
             sample_rows.append(len(logit_rows))
             logit_rows.append(first + length - 1)
-    return PackedBatch(token_ids, positions, logit_rows, sample_rows, prompt_rows)
+    return PackedBatch(token_ids, pending, positions, logit_rows, sample_rows, prompt_rows)

@@ -1,36 +1,37 @@
 """The engine: one step after another, from requests to tokens.
 
-step ─┬ Scheduler.schedule()  -> Batch            whose tokens, within budget and memory
-      ├ KVCache.begin_step()  -> AttentionInputs  where K and V go and are read
-      ├ Runner.run()          -> logits
-      ├ Sampler.sample()      -> tokens
-      └ update                -> RequestOutputs   append, stop, free
+step ─┬ Scheduler.schedule()   -> Batch            whose tokens, within budget and memory
+      ├ Pipeline.launch ─┬ KVCache.begin_step()  -> AttentionInputs
+      │                  ├ Runner.run()          -> logits
+      │                  └ Sampler.sample()      -> tokens, on the device
+      └ Pipeline.settle, update -> RequestOutputs  append, stop, free
 """
 
 from __future__ import annotations
 
 import time
 
-from torch import Tensor
-
 from vattn.attention.factory import create_attention
 from vattn.config import SchedulerConfig
-from vattn.engine.batch import PackedBatch, pack
 from vattn.engine.detokenize import Finish, IncrementalDetokenizer, StopChecker, TokenText
+from vattn.engine.pipeline import InFlight, Pipeline
 from vattn.engine.request import Request
 from vattn.engine.runner import Runner
-from vattn.engine.sampler import Sampler, prompt_logprobs, sampling_failure
-from vattn.engine.scheduler import Batch, Scheduler
+from vattn.engine.sampler import Sampler, sampling_failure
+from vattn.engine.scheduler import Scheduler
 from vattn.errors import CapacityError, RequestError
 from vattn.kv.base import KVCache
 from vattn.metrics import EngineMetrics
 from vattn.models.loader import LoadedModel
-from vattn.outputs import RequestMetrics, RequestOutput, TokenLogprobs
+from vattn.outputs import RequestMetrics, RequestOutput
 from vattn.params import SamplingParams
 
 
 class Engine:
-    """Requests in, outputs out. One thread drives it."""
+    """Requests in, outputs out. One thread drives it.
+
+    `overlap`: launch each step before the last one's tokens are known; None: on CUDA.
+    """
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Engine:
         *,
         max_model_len: int,
         attention: str = "auto",
+        overlap: bool | None = None,
         seed: int = 0,
     ) -> None:
         self.loaded = loaded
@@ -49,9 +51,12 @@ class Engine:
             kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
         )
         device = next(loaded.model.parameters()).device
-        self.runner = Runner(loaded.model, create_attention(attention, kv, device), device)
+        runner = Runner(loaded.model, create_attention(attention, kv, device), device)
         self.sampler = Sampler(seed=seed, eos_token_ids=loaded.eos_token_ids)
         self.metrics = EngineMetrics()
+        self.pipeline = Pipeline(self.scheduler, kv, runner, self.sampler, self.metrics)
+        self.overlap = device.type == "cuda" if overlap is None else overlap
+        self._flight: InFlight | None = None
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self._vocabulary = None if loaded.tokenizer is None else TokenText(loaded.tokenizer)
@@ -112,6 +117,7 @@ class Engine:
                 eos_token_ids=self.loaded.eos_token_ids,
             ),
             arrival=self._arrivals,
+            max_tokens=max_tokens,
             metrics=RequestMetrics(time.perf_counter(), num_prompt_tokens=len(prompt_token_ids)),
             stream=stream,
         )
@@ -131,7 +137,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self._flight is not None
 
     # ------------------------------------------------------------------ one step
     def step(self) -> list[RequestOutput]:
@@ -139,44 +145,25 @@ class Engine:
 
         An error of the model or the driver leaves every request where it was before the step.
         """
+        outputs: list[RequestOutput] = []
+        flight = self._flight
+        if flight is not None and flight.must_settle_first:
+            self._flight = None
+            outputs += self._settle(flight)
+            flight = None
         batch = self.scheduler.schedule()
-        failed = [self._fail(request, _out_of_memory(request)) for request in batch.starved]
-        if not batch.items:
-            return failed
-        now = time.perf_counter()
-        for request, _ in batch.items:
-            if request.metrics.first_scheduled_time is None:
-                request.metrics.first_scheduled_time = now
-        inputs = self.kv.begin_step([item.chunk for item in batch.items])
-        packed = pack(batch.items)
-        logits = self.runner.run(packed.token_ids, packed.positions, inputs, packed.logit_rows)
-        self.metrics.observe_step(batch.num_tokens, len(self.scheduler.running), self.kv.usage())
-        self.metrics.preemptions = self.scheduler.num_preemptions
-        return failed + self._update(batch, packed, logits)
+        launched = self.pipeline.launch(batch, flight) if batch.items else None
+        self._flight = launched if self.overlap else None
+        for settled in (flight, None if self.overlap else launched):
+            if settled is not None:
+                outputs += self._settle(settled)
+        return outputs + [self._fail(request, _out_of_memory(request)) for request in batch.starved]
 
-    def _update(self, batch: Batch, packed: PackedBatch, logits: Tensor) -> list[RequestOutput]:
-        """Enter the step's results: tokens computed, tokens sampled, requests finished."""
-        for chunk in packed.prompt_rows:
-            request = chunk.request
-            entries = prompt_logprobs(
-                logits[chunk.rows],
-                chunk.next_token_ids,
-                request.params.prompt_logprobs or 0,
-                start=chunk.start,
-            )
-            request.prompt_logprobs += [self._annotate(entry) for entry in entries]
-        sampling = [item.request for item in batch.items if item.samples]
-        for request, length in batch.items:
-            request.num_computed += length
-        if not sampling:
-            return []
-        if packed.sample_rows != list(range(logits.shape[0])):
-            logits = logits[packed.sample_rows]
-        sampled = self.sampler.sample(logits, [request.sampling for request in sampling])
-        tokens = sampled.token_ids.tolist()
-        now = time.perf_counter()
+    def _settle(self, flight: InFlight) -> list[RequestOutput]:
+        """Enter a step's tokens: append, stop, report."""
         outputs = []
-        for i, (request, token) in enumerate(zip(sampling, tokens, strict=True)):
+        now = time.perf_counter()
+        for request, token, logprobs in self.pipeline.settle(flight):
             failure = sampling_failure(token)
             if failure is not None:
                 outputs.append(self._fail(request, failure))
@@ -184,21 +171,18 @@ class Engine:
             if request.metrics.first_token_time is None:
                 request.metrics.first_token_time = now
             self.metrics.output_tokens += 1
-            entry = sampled.logprobs[i] if sampled.logprobs is not None else None
-            finish = request.append(token, self._annotate(entry))
+            finish = request.append(token, logprobs)
             if finish is not None:
                 outputs.append(self._finish(request, finish))
             elif request.stream:
-                outputs.append(request.output())
+                outputs.append(self._report(request))
         return outputs
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         return self._vocabulary.bad_words(params.bad_words or ()) if self._vocabulary else []
 
-    def _annotate(self, entries: TokenLogprobs | None) -> TokenLogprobs | None:
-        if entries is None or self._vocabulary is None:
-            return entries
-        return self._vocabulary.annotate(entries)
+    def _report(self, request: Request) -> RequestOutput:
+        return request.output(self._vocabulary.annotate if self._vocabulary is not None else None)
 
     def _fail(self, request: Request, error: str) -> RequestOutput:
         request.error = error
@@ -211,7 +195,7 @@ class Engine:
         self.scheduler.finish(request)
         del self._requests[request.request_id]
         self.metrics.finished_requests += 1
-        return request.output()
+        return self._report(request)
 
 
 def _out_of_memory(request: Request) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -40,11 +41,15 @@ class Request:
     stop: StopChecker
     arrival: int
     """Order of arrival: smaller is older. Age decides who yields memory."""
+    max_tokens: int
+    """Output tokens at most, the model's length taken into account."""
     metrics: RequestMetrics
     stream: bool = False
     """Report after each token, not only at the end."""
     token_ids: list[int] = field(init=False)
     num_computed: int = 0
+    pending_row: int | None = None
+    """Row of its newest token in the step in flight: it exists, but the host does not know it yet."""
     status: RequestStatus = RequestStatus.WAITING
     finish: Finish | None = None
     error: str | None = None
@@ -57,12 +62,29 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        """Its tokens, a pending one included."""
+        return len(self.token_ids) + self.sampling.pending
 
     @property
     def num_remaining(self) -> int:
         """Tokens whose K and V are still to be computed."""
-        return len(self.token_ids) - self.num_computed
+        return self.num_tokens - self.num_computed
+
+    @property
+    def ends_with_pending(self) -> bool:
+        """The pending token is its last, whatever it is: nothing more needs computing."""
+        return len(self.output_token_ids) + self.sampling.pending >= self.max_tokens
+
+    def add_pending(self, row: int) -> None:
+        """A token was sampled at `row` of the step just launched."""
+        self.pending_row = row
+        self.sampling.pending += 1
+
+    def settle_pending(self) -> None:
+        """The oldest pending token has arrived."""
+        self.sampling.pending -= 1
+        if not self.sampling.pending:
+            self.pending_row = None
 
     @property
     def finished(self) -> bool:
@@ -78,21 +100,22 @@ class Request:
             self.cumulative_logprob += logprobs[token].logprob
         return self.stop.push(token)
 
-    def output(self) -> RequestOutput:
-        """The request as it stands."""
+    def output(self, annotate: Callable[[TokenLogprobs], TokenLogprobs] | None = None) -> RequestOutput:
+        """The request as it stands; `annotate` fills in the texts of log-probability entries."""
+        annotate = annotate or (lambda entries: entries)
         asked = self.params.logprobs is not None
         completion = CompletionOutput(
             index=0,
             text=self.stop.detokenizer.text,
             token_ids=list(self.output_token_ids),
             cumulative_logprob=self.cumulative_logprob if asked else None,
-            logprobs=list(self.logprobs) if asked else None,
+            logprobs=[annotate(entry) for entry in self.logprobs] if asked else None,
             finish_reason=self.finish.reason if self.finish else None,
             stop_reason=self.finish.stop_reason if self.finish else None,
         )
         prompt_logprobs = None
         if self.params.prompt_logprobs is not None:
-            prompt_logprobs = list(self.prompt_logprobs) or [None]
+            prompt_logprobs = [entry and annotate(entry) for entry in self.prompt_logprobs] or [None]
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,

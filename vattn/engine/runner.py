@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from vattn.attention.base import AttentionBackend
+from vattn.engine.batch import PackedBatch
 from vattn.kv.base import AttentionInputs
 
 
@@ -20,24 +19,31 @@ class Runner:
         self.device = device
 
     @torch.inference_mode()
-    def run(
-        self,
-        token_ids: Sequence[int],
-        positions: Sequence[int],
-        inputs: AttentionInputs,
-        logit_rows: Sequence[int],
-    ) -> Tensor:
+    def run(self, packed: PackedBatch, inputs: AttentionInputs, last_tokens: Tensor | None) -> Tensor:
         """One forward pass over packed tokens.
 
-        `token_ids` and `positions` have T entries; returns logits `[len(logit_rows), vocab]` of the
-        tokens named by `logit_rows`. K and V of all T tokens are in the cache afterwards.
+        `last_tokens` `[rows]`, on the device, has the values of pending tokens. Returns logits
+        `[len(packed.logit_rows), vocab]`. K and V of all tokens are in the cache afterwards.
         """
+        token_ids = torch.tensor(packed.token_ids, device=self.device)
+        if packed.pending:
+            assert last_tokens is not None
+            at, rows = torch.tensor(packed.pending, device=self.device).unbind(1)
+            token_ids[at] = last_tokens[rows].clamp(min=0)
         output = self.model(
-            input_ids=torch.tensor([token_ids], device=self.device),
-            position_ids=torch.tensor([positions], device=self.device),
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=torch.tensor([packed.positions], device=self.device),
             use_cache=False,
-            logits_to_keep=torch.tensor(logit_rows, dtype=torch.int64, device=self.device),
+            logits_to_keep=torch.tensor(packed.logit_rows, dtype=torch.int64, device=self.device),
             vattn_step=self.attention.plan(inputs),
         )
         logits: Tensor = output.logits[0]
         return logits
+
+    def record_event(self) -> torch.cuda.Event | None:
+        """Marks the work submitted so far; None on a CPU, where it is done."""
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event

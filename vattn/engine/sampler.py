@@ -101,7 +101,7 @@ class SamplingBatch:
         numbers = uniforms(
             [state.seed for state in self.random_states],
             [state.branch for state in self.random_states],
-            [len(state.output_token_ids) for state in self.random_states],
+            [len(state.output_token_ids) + state.pending for state in self.random_states],
         )
         return torch.from_numpy(numbers).to(self.device).unsqueeze(1)
 

@@ -25,6 +25,8 @@ class SamplingState:
     branch: int = 0
     """Which of several continuations of one prompt; branches with one seed draw independent numbers."""
     eos_token_ids: frozenset[int] = frozenset()
+    pending: int = 0
+    """Tokens sampled but not yet in `output_token_ids`; kept by the engine."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences never to be completed."""
     terminal_ids: frozenset[int] = field(init=False)

@@ -95,6 +95,8 @@ class Scheduler:
         for request in list(self.running):
             if request.status is not RequestStatus.RUNNING or request.num_remaining != 1:
                 continue
+            if request.ends_with_pending:
+                continue
             if self._make_room(request, preempted):
                 decodes.append(Scheduled(request, 1))
             elif request.status is RequestStatus.RUNNING:
@@ -117,13 +119,15 @@ class Scheduler:
                 break
             prefills.append(Scheduled(admitted, min(admitted.num_remaining, budget)))
             budget -= prefills[-1].length
-        if not self.running and self.waiting and not preempted:
+        if not self.running and self.waiting and not preempted and self.waiting[0].pending_row is None:
             starved.append(self.waiting[0])  # the whole cache is free, and still it does not fit
         return Batch(decodes + prefills, preempted, starved)
 
     def _admit_next(self) -> Request | None:
         """Move the oldest waiting request to running, with memory for all its tokens, if there is any."""
         request = self.waiting[0]
+        if request.pending_row is not None:
+            return None  # preempted with a token still on its way
         # One token more than it has: the one it is about to produce.
         if not self.kv.can_admit(request.num_tokens + 1):
             return None

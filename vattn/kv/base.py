@@ -11,6 +11,7 @@ import torch
 
 from vattn.kv.layout import KVShape
 from vattn.kv.usage import MemoryUsage
+from vattn.vmm.retire import Event
 
 
 class Chunk(NamedTuple):
@@ -122,6 +123,12 @@ class KVCache(ABC):
     @abstractmethod
     def begin_step(self, chunks: Sequence[Chunk]) -> AttentionInputs:
         """Plan a step. Room must have been grown. From here on each request holds `chunk.end` tokens."""
+
+    def submitted(self, event: Event | None) -> None:  # noqa: B027
+        """The step was handed to the device; `event` marks its end (None: it is over).
+
+        Memory it may touch is not unmapped before.
+        """
 
     @abstractmethod
     def live(self) -> Iterable[str]:

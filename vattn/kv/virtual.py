@@ -26,6 +26,7 @@ from vattn.kv.usage import MemoryUsage
 from vattn.vmm.driver import CallCounter, Driver, OutOfMemory
 from vattn.vmm.mapper import Mapper
 from vattn.vmm.pool import PagePool
+from vattn.vmm.retire import Event
 from vattn.vmm.space import AddressSpace
 
 WATERMARK = 0.01  # share of the pool that a new request leaves to the growth of those that live
@@ -194,6 +195,10 @@ class VirtualKVCache(KVCache):
         slots = [self._live[c.request_id].slot for c in chunks]
         self._map_ahead()
         return contiguous_inputs(self._kv, self.layout.row_tokens, chunks, slots)
+
+    def submitted(self, event: Event | None) -> None:
+        self._space.retirement.submit(event)
+        self._space.retirement.poll()
 
     def live(self) -> Iterable[str]:
         return self._live.keys()

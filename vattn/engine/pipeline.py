@@ -1,0 +1,118 @@
+"""One step's way through the machine: launched, in flight, settled.
+
+    launch   schedule, plan memory, run the model, sample; tokens stay on the device
+    settle   wait for the tokens, enter them into their requests
+
+With overlap the host launches step n + 1 before it settles step n. A request then runs with a token the
+host does not know yet (`pending`): its place is known, its value comes from step n's tokens on the device.
+
+    device   | step n     | step n + 1 | step n + 2 |
+    host       launch n+1 ┘ settle n  launch n+2 ┘ settle n+1 …
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vattn.engine.batch import PackedBatch, pack
+from vattn.engine.request import Request
+from vattn.engine.runner import Runner
+from vattn.engine.sampler import SampledTokens, Sampler, prompt_logprobs
+from vattn.engine.scheduler import Batch, Scheduler
+from vattn.kv.base import KVCache
+from vattn.metrics import EngineMetrics
+from vattn.outputs import TokenLogprobs
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A launched step."""
+
+    packed: PackedBatch
+    sampling: list[Request]
+    """Requests that get a token, in order of `sampled`."""
+    sampled: SampledTokens | None
+    prompt_logprobs: list[tuple[Request, list[TokenLogprobs | None]]]
+
+    @property
+    def must_settle_first(self) -> bool:
+        """True when the next choice of some request depends on this step's token, not only on its KV."""
+        return any(request.sampling.edited for request in self.sampling)
+
+
+class NewToken(NamedTuple):
+    """What one request got from a settled step."""
+
+    request: Request
+    token: int
+    """Negative: none; see `sampling_failure`."""
+    logprobs: TokenLogprobs | None
+
+
+class Pipeline:
+    """Scheduler, cache, model and sampler, joined."""
+
+    def __init__(
+        self, scheduler: Scheduler, kv: KVCache, runner: Runner, sampler: Sampler, metrics: EngineMetrics
+    ) -> None:
+        self.scheduler = scheduler
+        self.kv = kv
+        self.runner = runner
+        self.sampler = sampler
+        self.metrics = metrics
+
+    def launch(self, batch: Batch, previous: InFlight | None) -> InFlight:
+        """Run a batch behind `previous`, whose tokens may still be on their way.
+
+        If the model, the sampler or the driver fails, every request is where it was before.
+        """
+        now = time.perf_counter()
+        inputs = self.kv.begin_step([item.chunk for item in batch.items])
+        packed = pack(batch.items)
+        tokens = previous.sampled.token_ids if previous is not None and previous.sampled else None
+        logits = self.runner.run(packed, inputs, tokens)
+        prompts = [
+            (
+                rows.request,
+                prompt_logprobs(
+                    logits[rows.rows],
+                    rows.next_token_ids,
+                    rows.request.params.prompt_logprobs or 0,
+                    start=rows.start,
+                ),
+            )
+            for rows in packed.prompt_rows
+        ]
+        sampling = [item.request for item in batch.items if item.samples]
+        sampled = None
+        if sampling:
+            rows = logits if len(sampling) == logits.shape[0] else logits[packed.sample_rows]
+            sampled = self.sampler.sample(rows, [request.sampling for request in sampling])
+        self.kv.submitted(self.runner.record_event())
+
+        for request, length in batch.items:
+            request.num_computed += length
+            if request.metrics.first_scheduled_time is None:
+                request.metrics.first_scheduled_time = now
+        for row, request in enumerate(sampling):
+            request.add_pending(row)
+        self.metrics.observe_step(batch.num_tokens, len(self.scheduler.running), self.kv.usage())
+        self.metrics.preemptions = self.scheduler.num_preemptions
+        return InFlight(packed, sampling, sampled, prompts)
+
+    def settle(self, flight: InFlight) -> list[NewToken]:
+        """Wait for a step's tokens; those of requests that ended meanwhile are dropped."""
+        for request, entries in flight.prompt_logprobs:
+            request.prompt_logprobs += entries
+        if flight.sampled is None:
+            return []
+        tokens = flight.sampled.token_ids.tolist()
+        logprobs = flight.sampled.logprobs or [None] * len(tokens)
+        news = []
+        for request, token, entry in zip(flight.sampling, tokens, logprobs, strict=True):
+            if not request.finished:
+                request.settle_pending()
+                news.append(NewToken(request, token, entry))
+        return news
