@@ -45,7 +45,7 @@ _PROTECTION = {
     Access.READ: sys_calls.PROT_READ,
     Access.READ_WRITE: sys_calls.PROT_READ_WRITE,
 }
-_SPARE_MAPPINGS = 16
+_SPARE_MAPPINGS = 4
 _FILE_STEP = 1 << 30
 
 

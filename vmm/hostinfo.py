@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_ROOT = Path("/sys/fs/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
-def host_memory() -> tuple[int, int]:
-    """(available, total) bytes: the smallest of the machine and every control group above the process."""
+def host_memory(cgroups: Path = _CGROUPS, own_cgroups: Path = _OWN_CGROUPS) -> tuple[int, int]:
+    """(available, total) bytes: the smallest of the machine and every control group above the process.
+
+    `cgroups`: where the groups are mounted; `own_cgroups`: the file that names the process's own.
+    """
     page = os.sysconf("SC_PAGE_SIZE")
     total = page * os.sysconf("SC_PHYS_PAGES")
     available = _meminfo_available() or page * os.sysconf("SC_AVPHYS_PAGES")
-    for folder, limit_name, used_name in _control_groups():
+    for folder, limit_name, used_name in _control_groups(cgroups, own_cgroups):
         limit, used = _number(folder / limit_name), _number(folder / used_name)
         if limit is not None and limit < total:
             total = limit
@@ -37,10 +41,10 @@ def _meminfo_available() -> int | None:
     return None
 
 
-def _control_groups() -> list[tuple[Path, str, str]]:
+def _control_groups(mounted: Path, own: Path) -> list[tuple[Path, str, str]]:
     """(folder, limit file, usage file) of the process's memory groups and their parents, v2 and v1."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = own.read_text().splitlines()
     except OSError:
         return []
     found = []
@@ -48,9 +52,9 @@ def _control_groups() -> list[tuple[Path, str, str]]:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            root, names = _ROOT, ("memory.max", "memory.current")
+            root, names = mounted, ("memory.max", "memory.current")
         elif "memory" in controllers.split(","):
-            root, names = _ROOT / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            root, names = mounted / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             continue
         # Inside a container the path may name the group as the host sees it; the root then holds the limit.

@@ -225,6 +225,10 @@ class AddressSpace:
         """Pages of a row that may be used."""
         return len(self._row(row).pages)
 
+    def retiring(self, row: int) -> int:
+        """Pages of a row that were truncated but are still mapped; a row without any grows without a wait."""
+        return len(self._row(row).tail)
+
     def pages(self, row: int) -> tuple[int, ...]:
         """Page table of a row."""
         with self._lock:

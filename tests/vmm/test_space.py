@@ -238,6 +238,7 @@ def test_nothing_is_unmapped_under_a_running_step(running: tuple[AddressSpace, F
     space.truncate(0, 1)
     assert counts(space) == {} and space.mapped(0) == 1
     assert space.retiring_bytes == 3 * PAGE and space.pool.in_use_bytes == 4 * PAGE
+    assert (space.retiring(0), space.retiring(1)) == (3, 0)
     space.check({})
     event.finish()
     assert space.retirement.poll() == 1 and counts(space) == {"unmap": 1}
