@@ -15,37 +15,19 @@ Invariants, proven by `check()`:
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from .dlpack import contiguous_stride, span_bytes
 from .driver import DEINITIALIZED, Access, Driver, DriverError
 from .pool import PagePool
 from .retire import Retirement
+from .row import Row
 
 if TYPE_CHECKING:
     import torch
-
-
-class _Retiring(NamedTuple):
-    page: int
-    stamp: int  # order of truncation; 0: no step can have seen it
-    writable: bool
-
-
-class _Row:
-    __slots__ = ("pages", "tail", "writable")
-
-    def __init__(self) -> None:
-        self.pages: list[int] = []
-        self.writable = bytearray()  # by position: mapped read-write here
-        self.tail: deque[_Retiring] = deque()  # follows the pages; stamps fall towards the end
-
-    @property
-    def mapped(self) -> int:
-        return len(self.pages) + len(self.tail)
 
 
 class AddressSpace:
@@ -81,7 +63,7 @@ class AddressSpace:
         self.pitch = self.pages_per_row * pool.page_bytes
         self.rows = rows
         self.base = driver.reserve(rows * self.pitch)
-        self._rows = [_Row() for _ in range(rows)]
+        self._rows = [Row() for _ in range(rows)]
         self._parked: OrderedDict[int, None] = OrderedDict()
         self._stamp = 0
         self._table_pages = 0
@@ -114,7 +96,7 @@ class AddressSpace:
             with self._lock:
                 for row, count in wanted:
                     self._require_room(row, count)
-                revived = {row: self._revivable(row, count) for row, count in wanted}
+                revived = {row: self._rows[row].revivable(count, self.pool.refs) for row, count in wanted}
                 blocked = [
                     row for row, count in wanted if revived[row] < min(count, len(self._rows[row].tail))
                 ]
@@ -367,9 +349,9 @@ class AddressSpace:
             start = end
         self._map(jobs, Access.READ_WRITE)
         for row, new in jobs:
-            for _ in range(revived[row]):
-                self._append(row, [self._rows[row].tail.popleft().page], Access.READ_WRITE)
-                self._tail_pages -= 1
+            self._rows[row].revive(revived[row])
+            self._table_pages += revived[row]
+            self._tail_pages -= revived[row]
             self._append(row, new, Access.READ_WRITE)
 
     def _map(self, jobs: Sequence[tuple[int, list[int]]], access: Access) -> None:
@@ -406,38 +388,23 @@ class AddressSpace:
                     self.driver.unmap(va, len(mapped) * self.page_bytes)
                 except DriverError as error:
                     # Still mapped, so still in use: a tail that no step has seen.
-                    state.tail.extend(_Retiring(page, 0, False) for page in mapped)
+                    state.strand(mapped)
                     self._tail_pages += len(mapped)
                     cause.add_note(f"and {len(mapped)} pages of row {row} could not be unmapped: {error}")
                     pages = pages[len(mapped) :]
             self.pool.release_all(pages)
 
     def _append(self, row: int, pages: Sequence[int], access: Access) -> None:
-        state = self._rows[row]
-        state.pages.extend(pages)
-        state.writable.extend([access == Access.READ_WRITE] * len(pages))
+        self._rows[row].append(pages, access == Access.READ_WRITE)
         self._table_pages += len(pages)
 
     def _cut(self, row: int, keep: int) -> int:
         """Move the pages from position `keep` on to the retiring tail; the stamp they bear."""
-        state = self._rows[row]
         self._stamp += 1
-        for index in range(len(state.pages) - 1, keep - 1, -1):
-            state.tail.appendleft(_Retiring(state.pages[index], self._stamp, bool(state.writable[index])))
-        moved = len(state.pages) - keep
-        del state.pages[keep:], state.writable[keep:]
+        moved = self._rows[row].cut(keep, self._stamp)
         self._table_pages -= moved
         self._tail_pages += moved
         return self._stamp
-
-    def _revivable(self, row: int, count: int) -> int:
-        """How many of `count` pages can be had back from the front of the retiring tail."""
-        revivable = 0
-        for entry in self._rows[row].tail:
-            if revivable == count or not entry.writable or self.pool.refs(entry.page) != 1:
-                break
-            revivable += 1
-        return revivable
 
     def _retire(self, cut: Sequence[tuple[int, int]]) -> None:
         """Without the lock: have tails unmapped as soon as that is safe, each even if another fails."""
@@ -454,11 +421,7 @@ class AddressSpace:
         """Unmap, in one call, the part of a row's tail that was cut off at `stamp` or before."""
         with self._lock:
             state = self._rows[row]
-            due = 0
-            for entry in reversed(state.tail):
-                if entry.stamp > stamp:
-                    break
-                due += 1
+            due = state.due(stamp)
             if not due:
                 return
             first = state.mapped - due
@@ -469,7 +432,7 @@ class AddressSpace:
                 if error.code != DEINITIALIZED:  # a closed driver has unmapped everything itself
                     raise
             self._tail_pages -= due
-            self.pool.release_all([state.tail.pop().page for _ in range(due)])
+            self.pool.release_all(state.drop(due))
 
     def _settle_rows(self, rows: Sequence[int]) -> None:
         """Without the lock: wait for the device and unmap the tails of `rows`."""
@@ -479,12 +442,12 @@ class AddressSpace:
         for row in rows:
             self._settle(row, stamp)
 
-    def _row(self, row: int) -> _Row:
+    def _row(self, row: int) -> Row:
         if not 0 <= row < self.rows:
             raise ValueError(f"row {row} does not exist: there are {self.rows}")
         return self._rows[row]
 
-    def _live(self, row: int) -> _Row:
+    def _live(self, row: int) -> Row:
         self._require_open()
         state = self._row(row)
         if row in self._parked:
