@@ -81,7 +81,8 @@ class Child:
         self.output.seek(0)
         text = self.output.read()
         self.output.close()
-        return f"the interpreter process ended with code {code}; it printed\n{text[-4000:]}"
+        crash = max(text.find("Fatal Python error"), 0)
+        return f"the interpreter process ended with code {code}; it printed\n{text[crash : crash + 3000]}"
 
 
 CHILD = pytest.StashKey[Child]()

@@ -115,21 +115,49 @@ def test_blocks_with_holes(driver: Driver, spaces: list[AddressSpace], device: t
         assert_close(decode(placed, plan, tile=REACHING), step.expected(), on=device)
 
 
-def test_tokens_so_far_apart_that_a_tile_spans_2_to_the_31_elements(
+FAR = 1 << 30
+"""Elements between neighbours: two steps leave 32-bit arithmetic."""
+
+
+@pytest.mark.parametrize("far", ["slot", "token", "head"])
+def test_neighbours_so_far_apart_that_32_bits_overflow(
+    far: str, driver: Driver, spaces: list[AddressSpace], device: torch.device
+) -> None:
+    """One page for each slot, token or head, FAR elements apart; the other dimensions lie within it."""
+    sizes = {"slot": 4, "token": 20, "head": 4}
+    space = open_space(driver, spaces, sizes[far], 4 * FAR // driver.granularity)
+    for row in range(sizes[far]):
+        assert space.extend(row, 1)
+    near = {name: n for name, n in sizes.items() if name != far} | ({} if far == "token" else {"token": 3})
+    strides, step = {far: FAR}, 2 * 16
+    for name in reversed(near):
+        strides[name], step = step, step * near[name]
+    assert 4 * step <= driver.granularity
+    lengths = [near.get("token", sizes["token"])] * 4
+    shape = (2, 4, lengths[0], 4, 16)
+    kv = space.tensor(shape, (16, strides["slot"], strides["token"], strides["head"], 1), torch.float32)
+    batch = make_batch(lengths, lengths, kv_heads=4, group=1, head_dim=16)
+    slots = [3, 0, 2, 1]
+    fill(batch, kv[0], kv[1], slots)
+    placed = Contiguous(batch, kv[0], kv[1], slots, device)
+    assert_close(prefill(placed), batch.expected(), on=device)
+    placed.batch = step_batch = make_batch(lengths, kv_heads=4, group=1, head_dim=16)
+    fill(step_batch, kv[0], kv[1], slots)
+    assert_close(decode(placed), step_batch.expected(), on=device)
+
+
+def test_blocks_so_far_apart_that_32_bits_overflow(
     driver: Driver, spaces: list[AddressSpace], device: torch.device
 ) -> None:
-    """Tile offsets are 32-bit unless they would overflow: tokens 512 MiB apart, one page each."""
-    apart = 512 << 20
-    space = open_space(driver, spaces, 20, apart // driver.granularity)
-    for token in range(20):
-        assert space.extend(token, 1)
-    stride = apart // 4
-    shape, strides = (2, 1, 20, HEADS, HEAD_DIM), (HEADS * HEAD_DIM, 20 * stride, stride, HEAD_DIM, 1)
-    kv = space.tensor(shape, strides, torch.float32)
-    batch = make_batch((20,), (4,), head_dim=HEAD_DIM)
-    fill(batch, kv[0], kv[1], [0])
-    placed = Contiguous(batch, kv[0], kv[1], [0], device)
+    space = open_space(driver, spaces, 4, 4 * FAR // driver.granularity)
+    for block in range(4):
+        assert space.extend(block, 1)
+    kv = space.tensor((2, 4, 8, 2, 16), (32, FAR, 64, 16, 1), torch.float32)
+    batch = make_batch((20,), (3,), head_dim=16)
+    tables = [[3, 1, 2]]
+    fill(batch, kv[0], kv[1], tables)
+    placed = Paged(batch, kv[0], kv[1], tables, device)
     assert_close(prefill(placed), batch.expected(), on=device)
-    placed.batch = step = make_batch((20,), head_dim=HEAD_DIM)
-    fill(step, kv[0], kv[1], [0])
+    placed.batch = step = make_batch((20,), head_dim=16)
+    fill(step, kv[0], kv[1], tables)
     assert_close(decode(placed), step.expected(), on=device)
