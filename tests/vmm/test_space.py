@@ -163,6 +163,13 @@ def test_behind_an_alias_a_row_grows_on_pages_of_its_own(space: AddressSpace) ->
     assert not space.private(0), "its pages are seen by others now"
 
 
+def test_a_read_only_page_is_not_private_even_when_nobody_else_is_left(space: AddressSpace) -> None:
+    space.extend(0, 1)
+    space.alias(1, space.pages(0))
+    space.clear(0)
+    assert space.pool.refs(space.pages(1)[0]) == 1 and not space.private(1)
+
+
 def test_shared_pages_outlive_the_row_they_came_from(space: AddressSpace) -> None:
     space.extend(0, 2)
     row_bytes(space, 0)[: 2 * PAGE].fill_(3)

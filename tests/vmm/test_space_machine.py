@@ -6,8 +6,10 @@ its cell. After every rule the books are checked, and everything the model knows
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -25,6 +27,7 @@ ROWS, PER_ROW, BUDGET = 4, 5, 14
 
 rows = st.integers(0, ROWS - 1)
 few = st.integers(0, 3)
+position = st.integers(0, PER_ROW)
 
 
 class Cell:
@@ -85,9 +88,9 @@ class SpaceMachine(RuleBasedStateMachine):
             else:
                 assert self.pool.available_pages < sum(wanted.values()) or self.driver.failures
 
-    @rule(row=rows, source=rows, data=st.data())
-    def alias(self, row: int, source: int, data: st.DataObject) -> None:
-        count = data.draw(st.integers(0, len(self.rows[source])))
+    @rule(row=rows, source=rows, left_out=few)
+    def alias(self, row: int, source: int, left_out: int) -> None:
+        count = max(len(self.rows[source]) - left_out, 0)
         pages = self.space.pages(source)[:count]
         legal = row not in self.parked and len(self.rows[row]) + count <= PER_ROW
         try:
@@ -101,9 +104,9 @@ class SpaceMachine(RuleBasedStateMachine):
             self.rows[row] += self.rows[source][:count]
 
     @precondition(lambda self: self.held)
-    @rule(row=rows, data=st.data())
-    def alias_held(self, row: int, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(sorted(self.held)))
+    @rule(row=rows, which=position)
+    def alias_held(self, row: int, which: int) -> None:
+        page = sorted(self.held)[which % len(self.held)]
         if row in self.parked or len(self.rows[row]) == PER_ROW:
             return
         try:
@@ -113,20 +116,17 @@ class SpaceMachine(RuleBasedStateMachine):
         else:
             self.rows[row].append(self.cells[page])
 
-    @rule(row=rows, data=st.data())
-    def write_where_allowed(self, row: int, data: st.DataObject) -> None:
-        if row in self.parked or not self.rows[row]:
-            return
-        index = data.draw(st.integers(0, len(self.rows[row]) - 1))
-        if self.space.private(row, index):
-            for position in range(index, len(self.rows[row])):
-                self.write(row, position)
+    @rule(row=rows, start=position)
+    def write_where_allowed(self, row: int, start: int) -> None:
+        if row not in self.parked and self.space.private(row, start):
+            for index in range(start, len(self.rows[row])):
+                self.write(row, index)
 
     # Shrinking
 
-    @rule(row=rows, data=st.data())
-    def truncate(self, row: int, data: st.DataObject) -> None:
-        keep = data.draw(st.integers(0, len(self.rows[row])))
+    @rule(row=rows, keep=position)
+    def truncate(self, row: int, keep: int) -> None:
+        keep = min(keep, len(self.rows[row]))
         if row in self.parked:
             return
         try:
@@ -142,9 +142,9 @@ class SpaceMachine(RuleBasedStateMachine):
             self.parked.append(row)
 
     @precondition(lambda self: self.parked)
-    @rule(data=st.data())
-    def adopt(self, data: st.DataObject) -> None:
-        row = data.draw(st.sampled_from(self.parked))
+    @rule(which=position)
+    def adopt(self, which: int) -> None:
+        row = self.parked[which % len(self.parked)]
         self.space.adopt(row)
         self.parked.remove(row)
 
@@ -168,19 +168,18 @@ class SpaceMachine(RuleBasedStateMachine):
 
     # Holders
 
-    @rule(row=rows, data=st.data())
-    def hold(self, row: int, data: st.DataObject) -> None:
-        if self.rows[row]:
-            index = data.draw(st.integers(0, len(self.rows[row]) - 1))
+    @rule(row=rows, index=position)
+    def hold(self, row: int, index: int) -> None:
+        if index < len(self.rows[row]):
             page = self.space.pages(row)[index]
             self.pool.retain(page)
             self.held[page] += 1
             self.cells[page] = self.rows[row][index]
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def let_go(self, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(sorted(self.held)))
+    @rule(which=position)
+    def let_go(self, which: int) -> None:
+        page = sorted(self.held)[which % len(self.held)]
         self.pool.release(page)
         self.held -= Counter([page])
 
@@ -256,4 +255,46 @@ class SpaceMachine(RuleBasedStateMachine):
 
 
 TestSpaceMachine = SpaceMachine.TestCase
-TestSpaceMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestSpaceMachine.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_long_walk(seed: int) -> None:
+    """The same rules, many steps deep, where short examples do not reach."""
+    draw = random.Random(seed)
+    machine = SpaceMachine()
+    machine.build()
+
+    def row() -> int:
+        return draw.randrange(ROWS)
+
+    def at() -> int:
+        return draw.randrange(PER_ROW + 1)
+
+    moves = [
+        lambda: machine.extend_all({row(): draw.randrange(1, 4)}),
+        lambda: machine.extend_all({row(): draw.randrange(3) for _ in range(3)}),
+        lambda: machine.alias(row(), row(), draw.randrange(3)),
+        lambda: machine.held and machine.alias_held(row(), at()),
+        lambda: machine.write_where_allowed(row(), at()),
+        lambda: machine.truncate(row(), at()),
+        lambda: machine.truncate(row(), 0),
+        lambda: machine.park(row()),
+        lambda: machine.parked and machine.adopt(at()),
+        lambda: machine.parked and machine.adopt(at()),
+        lambda: machine.reclaim(draw.randrange(6)),
+        lambda: machine.hold(row(), at()),
+        lambda: machine.held and machine.let_go(at()),
+        lambda: machine.held and machine.let_go(at()),
+        lambda: machine.submit_a_step(),
+        lambda: machine.events and machine.finish_a_step(),
+        lambda: machine.events and machine.finish_a_step(),
+        lambda: machine.poll(),
+        lambda: draw.random() < 0.3 and machine.trim(),
+        lambda: draw.random() < 0.3 and machine.break_the_driver_soon(draw.randrange(1, 7)),
+    ]
+    for _ in range(4000):
+        draw.choice(moves)()
+        machine.books_balance()
+        machine.every_page_holds_what_was_written()
+    machine.teardown()
