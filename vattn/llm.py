@@ -52,6 +52,8 @@ class LLM:
             weights included; on CPU 4 GiB or that share of free memory.
         background_mapping: map pages ahead in a thread; default: on CUDA.
         overlap: launch each step before the last one's tokens are known to the host; default: on CUDA.
+        enforce_eager: True: never decode from captured graphs. False: also where there is nothing to
+            capture, padded as a graph would be. Default: graphs on CUDA, with `"triton"` attention.
         driver: virtual memory driver to map with; default: the device's own. It stays the caller's.
         seed: of requests that bring none.
 
@@ -78,6 +80,7 @@ class LLM:
         gpu_memory_utilization: float = 0.9,
         background_mapping: bool | None = None,
         overlap: bool | None = None,
+        enforce_eager: bool | None = None,
         driver: Driver | None = None,
         seed: int = 0,
         trust_remote_code: bool = False,
@@ -141,6 +144,7 @@ class LLM:
             max_model_len=self.max_model_len,
             attention=attention,
             overlap=overlap,
+            enforce_eager=enforce_eager,
             seed=seed,
         )
 

@@ -19,7 +19,7 @@ from datetime import date
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
 from vattn import LLM
 from vattn.bench.compare import run_backend
@@ -99,12 +99,9 @@ def sequential(model: PreTrainedModel, sample: int) -> Engine:
     return run
 
 
-def hf_model(loaded: LoadedModel, attention: str) -> PreTrainedModel:
-    """The same checkpoint, untouched, as transformers loads it."""
-    model = AutoModelForCausalLM.from_pretrained(
-        loaded.path, dtype=torch.float32, attn_implementation=attention
-    )
-    return model.eval()
+def hf_model(name: str) -> PreTrainedModel:
+    """The same checkpoint as transformers loads it, with its own attention and linear layers."""
+    return load_model(name, device="cpu", attn_implementation="sdpa", prepare=False).model
 
 
 def main() -> None:
@@ -122,8 +119,8 @@ def main() -> None:
 
     loaded = load_model(args.model, device="cpu")
     engines: dict[str, Engine] = {name: vattn_engine(loaded, options) for name, options in VATTN.items()}
-    engines["transformers generate_batch"] = generate_batch(hf_model(loaded, "sdpa"))
-    engines["transformers generate"] = sequential(hf_model(loaded, "sdpa"), args.sequential_sample)
+    engines["transformers generate_batch"] = generate_batch(hf_model(args.model))
+    engines["transformers generate"] = sequential(hf_model(args.model), args.sequential_sample)
 
     requests = workload.generate(loaded.spec.vocab_size)
     warm = RandomWorkload(2, (16, 16), (4, 4), seed=1).generate(loaded.spec.vocab_size)

@@ -53,7 +53,7 @@ class _FlashStep:
         runs += [(slice(self._cu[b], self._cu[b + 1]), slice(b, b + 1)) for b in chunks]
         outs = []
         for tokens, requests in runs:
-            rows = q[tokens].unflatten(0, (requests.stop - requests.start, -1))
+            rows = q[tokens].view(requests.stop - requests.start, -1, *q.shape[1:])
             out = self._kernel(
                 rows,
                 *self._kv[layer],

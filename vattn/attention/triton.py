@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cached_property
 from types import ModuleType
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,8 +26,8 @@ class TritonAttention(AttentionBackend):
     The two modules differ in nothing but how they are told where keys and values lie.
     """
 
-    kernels: ClassVar[ModuleType]
-    place: ClassVar[str]
+    kernels: ModuleType
+    place: str
     """Name of the argument that says where: slots or a block table."""
 
     def check(self, kv: KVCache, device: torch.device) -> None:

@@ -14,6 +14,7 @@ import time
 from vattn.attention.factory import create_attention
 from vattn.config import SchedulerConfig
 from vattn.engine.detokenize import Finish, IncrementalDetokenizer, StopChecker, TokenText
+from vattn.engine.graphs import create_graphs
 from vattn.engine.pipeline import InFlight, Pipeline
 from vattn.engine.request import Request
 from vattn.engine.runner import Runner
@@ -31,6 +32,7 @@ class Engine:
     """Requests in, outputs out. One thread drives it.
 
     `overlap`: launch each step before the last one's tokens are known; None: on CUDA.
+    `enforce_eager`: no captured graphs; None: graphs on CUDA, with attention that allows it.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Engine:
         max_model_len: int,
         attention: str = "auto",
         overlap: bool | None = None,
+        enforce_eager: bool | None = None,
         seed: int = 0,
     ) -> None:
         self.loaded = loaded
@@ -51,7 +54,12 @@ class Engine:
             kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
         )
         device = next(loaded.model.parameters()).device
-        runner = Runner(loaded.model, create_attention(attention, kv, device), device)
+        kernel = create_attention(attention, kv, device)
+        graphs = None
+        if device.type == "cuda" if enforce_eager is None else not enforce_eager:
+            heads = loaded.spec.num_heads
+            graphs = create_graphs(loaded.model, kernel, kv, num_heads=heads, max_batch=config.max_num_seqs)
+        runner = Runner(loaded.model, kernel, device, graphs)
         self.sampler = Sampler(seed=seed, eos_token_ids=loaded.eos_token_ids)
         self.metrics = EngineMetrics()
         self.pipeline = Pipeline(self.scheduler, kv, runner, self.sampler, self.metrics)

@@ -7,16 +7,24 @@ from torch import Tensor, nn
 
 from vattn.attention.base import AttentionBackend
 from vattn.engine.batch import PackedBatch
+from vattn.engine.graphs import DecodeGraphs
 from vattn.kv.base import AttentionInputs
 
 
 class Runner:
-    """A transformers causal LM, loaded with `attn_implementation="vattn"`."""
+    """A transformers causal LM, loaded with `attn_implementation="vattn"`; decodes from `graphs`, if any."""
 
-    def __init__(self, model: nn.Module, attention: AttentionBackend, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        attention: AttentionBackend,
+        device: torch.device,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
         self.model = model
         self.attention = attention
         self.device = device
+        self.graphs = graphs
 
     @torch.inference_mode()
     def run(self, packed: PackedBatch, inputs: AttentionInputs, last_tokens: Tensor | None) -> Tensor:
@@ -25,6 +33,9 @@ class Runner:
         `last_tokens` `[rows]`, on the device, has the values of pending tokens. Returns logits
         `[len(packed.logit_rows), vocab]`. K and V of all tokens are in the cache afterwards.
         """
+        if self.graphs is not None and self.graphs.fits(inputs):
+            logits = self.graphs.run(packed, inputs, last_tokens)
+            return logits if len(packed.logit_rows) == len(logits) else logits[packed.logit_rows]
         token_ids = torch.tensor(packed.token_ids, device=self.device)
         if packed.pending:
             assert last_tokens is not None
@@ -37,13 +48,13 @@ class Runner:
             logits_to_keep=torch.tensor(packed.logit_rows, dtype=torch.int64, device=self.device),
             vattn_step=self.attention.plan(inputs),
         )
-        logits: Tensor = output.logits[0]
-        return logits
+        result: Tensor = output.logits[0]
+        return result
 
     def record_event(self) -> torch.cuda.Event | None:
         """Marks the work submitted so far; None on a CPU, where it is done."""
         if self.device.type != "cuda":
             return None
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event

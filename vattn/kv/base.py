@@ -88,6 +88,16 @@ class KVCache(ABC):
     """The kind of inputs `begin_step` gives, which the attention must be able to read."""
     shape: KVShape
 
+    @property
+    @abstractmethod
+    def tensor(self) -> torch.Tensor:
+        """`kv[layer, 2, row, position, kv_head, head_dim]`: all of it, at addresses that never change."""
+
+    @property
+    @abstractmethod
+    def table_width(self) -> int:
+        """Blocks of the longest request; 0 where a request is one row."""
+
     @abstractmethod
     def describe(self) -> dict[str, str | int]:
         """The choices that make up this cache, for reports: layout, page or block size, number of them."""

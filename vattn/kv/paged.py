@@ -53,6 +53,16 @@ class PagedKVCache(KVCache):
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
+    @property
+    def tensor(self) -> torch.Tensor:
+        if self._kv is None:
+            raise RuntimeError("the KV cache is closed")
+        return self._kv
+
+    @property
+    def table_width(self) -> int:
+        return self._blocks(self.max_tokens)
+
     def describe(self) -> dict[str, str | int]:
         return {"block_size": self.block_size, "blocks": self.pool.num_blocks}
 
@@ -91,7 +101,6 @@ class PagedKVCache(KVCache):
         del self._tokens[request_id]
 
     def begin_step(self, chunks: Sequence[Chunk]) -> PagedInputs:
-        assert self._kv is not None, "the cache is closed"
         size = self.block_size
         # Blocks past a request's end this step (the rest of a chunked prompt) are no business of kernels.
         tables = [self._tables[c.request_id][: self._blocks(c.end)] for c in chunks]
@@ -101,7 +110,7 @@ class PagedKVCache(KVCache):
             for positions in (np.arange(c.start, c.end),)
         ]
         return PagedInputs(
-            kv=self._kv,
+            kv=self.tensor,
             cu_seqlens=offsets(chunks),
             seq_lens=[c.end for c in chunks],
             slot_mapping=torch.from_numpy(np.concatenate(runs) if runs else np.empty(0, np.int64)),

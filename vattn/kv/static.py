@@ -51,6 +51,16 @@ class StaticKVCache(KVCache):
         self._tokens: dict[str, int] = {}
         self._free = list(range(rows - 1, -1, -1))
 
+    @property
+    def tensor(self) -> torch.Tensor:
+        if self._kv is None:
+            raise RuntimeError("the KV cache is closed")
+        return self._kv
+
+    @property
+    def table_width(self) -> int:
+        return 0
+
     def describe(self) -> dict[str, str | int]:
         return {"layout": str(self.layout.kind), "rows": self.layout.rows}
 
@@ -81,9 +91,8 @@ class StaticKVCache(KVCache):
         del self._tokens[request_id]
 
     def begin_step(self, chunks: Sequence[Chunk]) -> ContiguousInputs:
-        assert self._kv is not None, "the cache is closed"
         slots = [self._slots[c.request_id] for c in chunks]
-        return contiguous_inputs(self._kv, self.layout.row_tokens, chunks, slots)
+        return contiguous_inputs(self.tensor, self.layout.row_tokens, chunks, slots)
 
     def live(self) -> Iterable[str]:
         return self._slots.keys()

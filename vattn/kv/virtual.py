@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
+import torch
+
 from vattn.kv.base import AttentionInputs, Chunk, ContiguousInputs, KVCache, KVStats
 from vattn.kv.layout import KVLayout, KVShape, RowLayout
 from vattn.kv.plan import contiguous_inputs
@@ -68,7 +70,9 @@ class VirtualKVCache(KVCache):
         ranges = self.layout.ranges
         self._space = AddressSpace(self._driver, self._pool, max_rows * ranges, self.layout.row_bytes)
         self._slots = Slots(self._space, max_rows, ranges)
-        self._kv = self._space.tensor(self.layout.tensor_shape, self.layout.strides, shape.dtype)
+        self._kv: torch.Tensor | None = self._space.tensor(
+            self.layout.tensor_shape, self.layout.strides, shape.dtype
+        )
         self._live: dict[str, _Live] = {}
         self._mapper = Mapper() if background else None
         self._stats = KVStats()
@@ -140,6 +144,16 @@ class VirtualKVCache(KVCache):
             self._slots.extend(slot, n_pages)
 
     # ------------------------------------------------------------------ the contract
+    @property
+    def tensor(self) -> torch.Tensor:
+        if self._kv is None:
+            raise RuntimeError("the KV cache is closed")
+        return self._kv
+
+    @property
+    def table_width(self) -> int:
+        return 0
+
     def describe(self) -> dict[str, str | int]:
         layout = self.layout
         return {
@@ -194,7 +208,7 @@ class VirtualKVCache(KVCache):
     def begin_step(self, chunks: Sequence[Chunk]) -> ContiguousInputs:
         slots = [self._live[c.request_id].slot for c in chunks]
         self._map_ahead()
-        return contiguous_inputs(self._kv, self.layout.row_tokens, chunks, slots)
+        return contiguous_inputs(self.tensor, self.layout.row_tokens, chunks, slots)
 
     def submitted(self, event: Event | None) -> None:
         self._space.retirement.submit(event)
@@ -241,6 +255,7 @@ class VirtualKVCache(KVCache):
         if self._closed:
             return
         self._closed = True
+        self._kv = None
         self._live.clear()
         if self._mapper is not None:
             self._mapper.close()
