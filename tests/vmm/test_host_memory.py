@@ -184,6 +184,19 @@ def footprint() -> tuple[int, int]:
     return ours, len(os.listdir("/proc/self/fd"))
 
 
+def address_space_kib() -> int:
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmSize:"))
+
+
+def test_alignment_costs_no_addresses(driver: HostDriver) -> None:
+    before = address_space_kib()
+    bases = [driver.reserve(PAGE, align=1 << 30) for _ in range(8)]
+    assert address_space_kib() - before < 1 << 20, "less than one alignment of 1 GiB for all eight"
+    for base in bases:
+        driver.free(base, PAGE)
+
+
 # Sharing with another process
 
 
@@ -226,8 +239,13 @@ def test_imported_memory_outlives_its_exporter() -> None:
     imported = importer.import_handle(fd, PAGE)
     os.close(fd)
     exporter.close()
-    assert mapped_page(importer, importer.reserve(PAGE), imported).eq(4).all()
+    va = importer.reserve(PAGE)
+    assert mapped_page(importer, va, imported).eq(4).all()
     assert importer.memory_info() == (PAGE, PAGE), "memory counts where it was created"
+    importer.unmap(va, PAGE)
+    importer.release(imported)
+    assert importer.memory_info() == (PAGE, PAGE)
+    importer.check()
     importer.close()
 
 

@@ -115,6 +115,14 @@ def test_a_lower_budget_takes_free_pages_at_once() -> None:
     pool.check()
 
 
+def test_the_highest_free_pages_are_given_back_first() -> None:
+    _, pool = make(8)
+    pages = pool.acquire(8) or []
+    pool.release_all([pages[index] for index in (7, 0, 5, 2, 6, 3)])
+    pool.resize(4 * PAGE)
+    assert pool.acquire(2) == [0, 2], "low pages stay, so that mappings stay neighbours"
+
+
 def test_a_budget_below_what_is_in_use_is_refused_with_the_figures() -> None:
     _, pool = make(8)
     pool.acquire(3)
