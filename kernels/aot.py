@@ -164,13 +164,13 @@ def line(row: Row) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Compile the attention kernels without a GPU and measure them.")
-    parser.add_argument("--static", action="store_true", required=True, help="measure machine code; runs nothing")
+    parser = argparse.ArgumentParser(description="Compile the kernels without a GPU and measure them.")
+    parser.add_argument("--static", action="store_true", required=True, help="measure machine code")
     parser.add_argument("--cc", default="80,90,100", help="compute capabilities, e.g. 80,90,100")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--quick", action="store_true", help="representative cases only")
     parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--check", action="store_true", help="compare with the figures recorded for this Triton")
+    parser.add_argument("--check", action="store_true", help="compare with the recorded figures")
     options = parser.parse_args(arguments)
     print(f"Triton {triton.__version__}; static figures: nothing runs on a GPU\n{HEADER}")
     rows = report(
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.check:
         return 0
     if not figures_file().exists():
-        print(f"no figures are recorded for Triton {triton.__version__} ({figures_file()}): write them with --json")
+        print(f"no figures are recorded for this Triton: write {figures_file()} with --json")
         return 1
     problems = regressions(rows, load_figures(figures_file()))
     print("\n".join(problems) or f"{len(rows)} kernels, none worse than recorded")

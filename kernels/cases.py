@@ -32,20 +32,19 @@ TYPES = {
     "fp8": (torch.bfloat16, torch.float8_e4m3fn),
     "fp8-token": (torch.bfloat16, torch.float8_e4m3fn),
 }
-"""Types of q and of the cache; `-token` means scales per token and head, 8-bit otherwise has them per head."""
+"""Types of q and of the cache. 8-bit caches have scales per head, or per token and head (`-token`)."""
+
+
+Launch = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel to compile. `launch(capability)` calls it; `tokens` keys go into one round of its main loop
-    (0 for kernels without one); representative cases are enough for a quick check."""
+    """One kernel to compile: `launch(capability)` calls it. Representative cases do for a quick check."""
 
     name: str
-    launch: Callable[[int], None]
+    launch: Launch
     representative: bool = False
-
-    def matches(self, text: str) -> bool:
-        return text in self.name
 
 
 def _cache(positions: int, types: str, head_dim: int) -> tuple[Tensor, Tensor, KVScales | None]:
@@ -65,7 +64,7 @@ def _int32(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
-def decode(where: str, types: str, head_dim: int, group: int = 4, split: bool = True) -> Callable[[int], None]:
+def decode(where: str, types: str, head_dim: int, group: int = 4, split: bool = True) -> Launch:
     block_size = int(where.partition("-")[2] or 64)
 
     def launch(capability: int) -> None:
@@ -82,7 +81,7 @@ def decode(where: str, types: str, head_dim: int, group: int = 4, split: bool = 
     return launch
 
 
-def prefill(where: str, types: str, head_dim: int, group: int = 4, pointers: bool = False) -> Callable[[int], None]:
+def prefill(where: str, types: str, head_dim: int, group: int = 4, pointers: bool = False) -> Launch:
     """pointers: without TMA where the table would use it."""
     block_size = int(where.partition("-")[2] or 64)
 
@@ -106,7 +105,7 @@ def prefill(where: str, types: str, head_dim: int, group: int = 4, pointers: boo
     return launch
 
 
-def storing(types: str, head_dim: int) -> Callable[[int], None]:
+def storing(types: str, head_dim: int) -> Launch:
     def launch(capability: int) -> None:
         k_cache, v_cache, scales = _cache(64, types, head_dim)
         new = torch.empty(REQUESTS, KV_HEADS, head_dim, dtype=TYPES[types][0])
@@ -116,38 +115,47 @@ def storing(types: str, head_dim: int) -> Callable[[int], None]:
 
 
 def all_cases() -> list[Case]:
-    """Every layout with every type at head size 128, bfloat16 at every size, and the odd shapes once."""
+    """bfloat16 at every head size in every place, the other types at the usual sizes, odd shapes once."""
     cases: list[Case] = []
-
-    def add(name: str, launch: Callable[[int], None], representative: bool = False) -> None:
-        cases.append(Case(name, launch, representative))
-
     places = ("contiguous", "paged-16", "paged-64", "paged-256")
-    for head_dim in (128, 64, 256, 32, 80):
-        for where in places if head_dim >= 64 else places[:2]:
-            quick = (head_dim == 128 and where != "paged-64") or (head_dim == 256 and where == "contiguous")
-            add(f"decode/{where}/bf16/d{head_dim}", decode(where, "bf16", head_dim), quick)
-            add(f"prefill/{where}/bf16/d{head_dim}", prefill(where, "bf16", head_dim), quick)
-        pointers = prefill("contiguous", "bf16", head_dim, pointers=True)
-        add(f"prefill/contiguous-pointers/bf16/d{head_dim}", pointers, head_dim == 128)
-    for types in TYPES:
-        if types != "bf16":
-            quick = types in ("fp16", "int8-token", "fp8")
-            for where in places[:2]:
-                add(f"decode/{where}/{types}/d128", decode(where, types, 128), quick and where == "contiguous")
-                add(f"prefill/{where}/{types}/d128", prefill(where, types, 128), types == "int8-token" and quick)
-    for head_dim in (64, 256):
-        for types in ("fp16", "fp32", "int8", "fp8-token"):
-            add(f"decode/contiguous/{types}/d{head_dim}", decode("contiguous", types, head_dim))
-            add(f"prefill/contiguous/{types}/d{head_dim}", prefill("contiguous", types, head_dim))
-    for head_dim in (96, 112):
-        add(f"decode/contiguous/bf16/d{head_dim}", decode("contiguous", "bf16", head_dim))
-        add(f"prefill/contiguous/bf16/d{head_dim}", prefill("contiguous", "bf16", head_dim))
+
+    def attention(where: str, types: str, head_dim: int, group: int = 4) -> None:
+        suffix = f"{where}/{types}/d{head_dim}" + (f"/group{group}" if group != 4 else "")
+        shape = (where, types, head_dim, group)
+        cases.append(Case(f"decode/{suffix}", decode(*shape), suffix in QUICK_DECODE))
+        cases.append(Case(f"prefill/{suffix}", prefill(*shape), suffix in QUICK_PREFILL))
+
+    for head_dim in (128, 64, 256):
+        for where in places:
+            attention(where, "bf16", head_dim)
+        for types in TYPES:
+            if types != "bf16":
+                attention("contiguous", types, head_dim)
+                attention("paged-16", types, head_dim)
+    for head_dim in (32, 80, 96, 112):
+        attention("contiguous", "bf16", head_dim)
+        attention("paged-16", "bf16", head_dim)
+    attention("contiguous", "int8", 32)
     for group in (1, 7, 32, 48):
-        for where in places[:2]:
-            add(f"decode/{where}/bf16/d128/group{group}", decode(where, "bf16", 128, group), group == 7)
-            add(f"prefill/{where}/bf16/d128/group{group}", prefill(where, "bf16", 128, group))
-    add("decode/contiguous-unsplit/bf16/d128", decode("contiguous", "bf16", 128, split=False))
+        attention("contiguous", "bf16", 128, group)
+        attention("paged-16", "bf16", 128, group)
+    attention("contiguous", "bf16", 256, 32)
+    for head_dim in (64, 128, 256):
+        name = f"prefill/contiguous-pointers/bf16/d{head_dim}"
+        cases.append(Case(name, prefill("contiguous", "bf16", head_dim, pointers=True), head_dim == 128))
+    cases.append(Case("decode/contiguous-unsplit/bf16/d128", decode("contiguous", "bf16", 128, split=False)))
     for types in ("bf16", "int8", "int8-token", "fp8", "fp8-token"):
-        add(f"store/{types}/d128", storing(types, 128), types in ("bf16", "fp8-token"))
+        cases.append(Case(f"store/{types}/d128", storing(types, 128), types in ("bf16", "fp8-token")))
     return cases
+
+
+QUICK_DECODE = {
+    "contiguous/bf16/d128", "paged-16/bf16/d128", "paged-256/bf16/d128", "contiguous/fp16/d128",
+    "contiguous/bf16/d64", "contiguous/bf16/d256", "contiguous/bf16/d80", "paged-16/int8-token/d128",
+    "contiguous/fp8/d128", "contiguous/bf16/d128/group32",
+}  # fmt: skip
+QUICK_PREFILL = {
+    "contiguous/bf16/d128", "paged-16/bf16/d128", "contiguous/bf16/d64", "contiguous/bf16/d256",
+    "contiguous/fp16/d128", "contiguous/int8-token/d128", "contiguous/bf16/d128/group7",
+}  # fmt: skip
+"""What a quick check compiles: each kind of kernel, and the shapes closest to their limits."""

@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from .tables import MAX_HEAD_ROWS, Tile
+from .tables import Tile, head_rows
 
 LOG2E = math.log2(math.e)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -51,6 +51,18 @@ class KVScales:
             raise ValueError("scales per head must be contiguous")
         if self.k.dtype != torch.float32 or self.v.dtype != torch.float32:
             raise ValueError(f"scales must be float32, not {self.k.dtype} and {self.v.dtype}")
+
+
+def scale_kind(scales: KVScales | None) -> str:
+    """The constexpr SCALES of a kernel."""
+    if scales is None:
+        return "none"
+    return "token" if scales.per_token else "head"
+
+
+def scale_pointers(scales: KVScales | None) -> tuple[Tensor | None, Tensor | None]:
+    """k_scale and v_scale of a kernel."""
+    return (scales.k, scales.v) if scales else (None, None)
 
 
 def interpreted() -> bool:
@@ -148,8 +160,8 @@ class Operands:
 
     @property
     def block_h(self) -> int:
-        """Query heads of a decode tile; 16 is the least a tensor core takes."""
-        return min(max(next_power_of_2(self.group), 16), MAX_HEAD_ROWS)
+        """Query heads of a decode tile."""
+        return head_rows(self.group, self.block_d)
 
     def decode_grid(self, num_splits: int) -> tuple[int, int, int]:
         # KV heads first: neighbouring programs read neighbouring bytes of the same tokens.
@@ -166,8 +178,7 @@ class Operands:
 
     def scale_arguments(self) -> tuple[Any, ...]:
         """k_scale, v_scale, qk_scale of a kernel."""
-        k_scale, v_scale = (self.scales.k, self.scales.v) if self.scales else (None, None)
-        return k_scale, v_scale, self.softmax_scale * LOG2E
+        return *scale_pointers(self.scales), self.softmax_scale * LOG2E
 
     def qo_strides(self) -> tuple[int, ...]:
         return self.q.stride(0), self.q.stride(1), self.out.stride(0), self.out.stride(1)
@@ -180,13 +191,15 @@ class Operands:
     def constants(self, tile: Tile) -> dict[str, Any]:
         """The constexprs and options all attention kernels share."""
         exact = interpreted() or self.q.dtype != torch.float32
-        return {
+        # ptxas would spill a few registers of 8-bit kernels to fit one more program on an SM.
+        options = {"maxnreg": 255} if self.itemsize == 1 else {}
+        return options | {
             "GROUP": self.group,
             "HEAD_DIM": self.q.shape[2],
             "BLOCK_D": self.block_d,
             "BLOCK_N": tile.block_n,
             "STAGES": tile.stages,
-            "SCALES": "none" if self.scales is None else "token" if self.scales.per_token else "head",
+            "SCALES": scale_kind(self.scales),
             "WIDE": self.k.stride(1) * tile.block_n >= 2**31,
             # Arithmetic on bfloat16 is wrong in the interpreter, which holds it as 16-bit integers.
             "UPCAST": interpreted() and (self.q.dtype == torch.bfloat16 or self.k.dtype not in FLOATS),

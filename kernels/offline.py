@@ -32,6 +32,10 @@ class Compiled:
     warps: int
 
 
+Function = tuple[str, bytes, int]
+"""What stands for a function handle: name, cubin, bytes of shared memory."""
+
+
 class _Utils:
     """The part of Triton's driver that talks to the GPU: answers for one that can do what its kind can."""
 
@@ -74,7 +78,7 @@ class CompileOnlyDriver:
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         """Triton calls this once per kernel, and its result at every launch."""
 
-        def launch(x: int, y: int, z: int, stream: int, function: tuple[str, bytes, int], *arguments: Any) -> None:
+        def launch(x: int, y: int, z: int, stream: int, function: Function, *arguments: Any) -> None:
             self.launches.append(Compiled(*function, warps=metadata.num_warps))
 
         return launch

@@ -17,8 +17,6 @@ Rows at and behind a request's last token are never touched, nor table entries b
 
 from __future__ import annotations
 
-import dataclasses
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -26,7 +24,8 @@ from torch import Tensor
 from . import walk
 from .launch import KVScales, Operands, capability, check_int32
 from .split import SplitBuffers, combine, split_arguments
-from .tables import TABLE_STAGES, Tile, decode_tile, prefill_tile
+from .tables import Tile, decode_tile, prefill_tile
+from .tables import paged as paged_tile
 from .walk import load_tile
 
 
@@ -68,7 +67,8 @@ def _load(source, BLOCK_SIZE: tl.constexpr, start, live, tokens, dims,
 @triton.jit
 def _at_head(k, v, k_scale, v_scale, block_table, table_stride, request, kv_head,
              kv_stride_block, kv_stride_pos, kv_stride_head,
-             scale_stride_block, scale_stride_pos, scale_stride_head, TOKEN_SCALES: tl.constexpr):  # fmt: skip
+             scale_stride_block, scale_stride_pos, scale_stride_head,
+             TOKEN_SCALES: tl.constexpr):  # fmt: skip
     """`_load`'s source for one request and KV head."""
     base = kv_head.to(tl.int64) * kv_stride_head
     if TOKEN_SCALES:
@@ -166,7 +166,7 @@ def decode(
     op = Operands.check(q, k, v, scale, scales, out)
     check_int32("block_table", block_table, (q.shape[0], -1))
     check_int32("seq_lens", seq_lens, q.shape[:1])
-    tile = tile or _paged(decode_tile(capability(), op.block_d, op.itemsize))
+    tile = tile or paged_tile(decode_tile(capability(), op.block_d, op.itemsize))
     partial, lse, split_len, num_splits = split_arguments(splits, op)
     decode_kernel[op.decode_grid(num_splits)](
         op.q, op.k, op.v, op.out, partial, lse, block_table, seq_lens, split_len, *op.scale_arguments(),
@@ -206,7 +206,7 @@ def prefill(
     check_int32("cu_seqlens", cu_seqlens, (requests + 1,))
     check_int32("block_table", block_table, (requests, -1))
     check_int32("seq_lens", seq_lens, (requests,))
-    tile = tile or _paged(prefill_tile(capability(), op.block_d, op.itemsize, tma=False))
+    tile = tile or paged_tile(prefill_tile(capability(), op.block_d, op.itemsize, tma=False))
     prefill_kernel[op.prefill_grid(tile, max_query_len, requests)](
         op.q, op.k, op.v, op.out, cu_seqlens, block_table, seq_lens, *op.scale_arguments(),
         *op.qo_strides(), block_table.stride(0), *op.kv_strides(),
@@ -220,7 +220,3 @@ def _block_size(op: Operands) -> int:
     if size & (size - 1):
         raise ValueError(f"block size {size} is not a power of two")
     return size
-
-
-def _paged(tile: Tile) -> Tile:
-    return dataclasses.replace(tile, stages=tile.stages + TABLE_STAGES)

@@ -39,8 +39,8 @@ def read(cache: Tensor, scale: Tensor | None, place: int | Sequence[int], length
 def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """Causal attention of the last tokens of one request, in float64.
 
-    q `[tokens, q_heads, head_dim]`; keys, values `[length, kv_heads, head_dim]`, length >= tokens. Query token
-    i sees keys 0 to length - tokens + i; query heads g * group to (g + 1) * group - 1 share KV head g.
+    q `[tokens, q_heads, head_dim]`; keys, values `[length, kv_heads, head_dim]`, length >= tokens. Query
+    token i sees keys 0 to length - tokens + i; heads g * group to (g + 1) * group - 1 share KV head g.
     """
     tokens, q_heads, _ = q.shape
     length, kv_heads, _ = keys.shape

@@ -19,7 +19,9 @@ import triton
 MMA_KINDS = {"wgmma": r"[HIQ]GMMA", "tcgen05": r"UTC\w*MMA", "mma": r"[HIQ]MMA"}
 """Tensor core instructions by generation: sm_90, sm_100, and what every generation has."""
 
-INTEGER = re.compile(r"U?(IMAD|IADD|LEA|LOP|SHF|ISETP|SEL|PRMT|MOV|IMNMX|VIMNMX|VIADD|SGXT|BMSK|IABS)|IMUL|R2UR|S2")
+INTEGER = re.compile(
+    r"U?(IMAD|IADD|LEA|LOP|SHF|ISETP|SEL|PRMT|MOV|IMNMX|VIMNMX|VIADD|SGXT|BMSK|IABS)|IMUL|R2UR|S2"
+)
 LOAD = re.compile(r"(LDGSTS|LDG|LD)\b")
 
 
@@ -49,7 +51,7 @@ class Code:
         """Innermost loops, in order of address."""
         spans = []
         for end, instruction in enumerate(self.instructions):
-            target = re.search(r"`\((\.L_\w+)\)", instruction.text) if instruction.opcode.startswith("BRA") else None
+            target = re.match(r"BRA.*`\((\.L_\w+)\)", instruction.text)
             start = self.labels.get(target.group(1), end) if target else end
             if start < end:  # a branch to itself is the trap at a function's end
                 spans.append((start, end))

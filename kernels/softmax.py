@@ -44,9 +44,9 @@ def widen(x, dtype: tl.constexpr):
 def widen_rows(x, dtype: tl.constexpr):
     """As `widen`, for a tile whose rows are its own memory order while a tensor core wants columns.
 
-    Left alone, the compiler would first move 8-bit elements into the tensor core's layout, one by one, because
-    they are half the bytes. Taking the widened tile apart and together again costs no instruction and stops
-    it: it widens 16 bytes at a time and moves 16-bit elements with the instruction made for it.
+    Left alone, the compiler would first move 8-bit elements into the tensor core's layout, one by one,
+    because they are half the bytes. Taking the widened tile apart and together again costs no instruction
+    and stops it: it widens 16 bytes at a time and moves 16-bit elements with the instruction made for that.
     """
     wide = widen(x, dtype)
     if x.dtype.primitive_bitwidth == 8:

@@ -91,10 +91,12 @@ class SplitBuffers:
     def __init__(
         self, requests: int, q_heads: int, head_dim: int, plan: SplitPlan, device: torch.device | str
     ) -> None:
-        self.num_splits = num_splits = plan.num_splits
+        num_splits = plan.num_splits
+        self.num_splits = num_splits
         self.split_len = torch.full((1,), plan.split_len, dtype=torch.int32, device=device)
-        self.partial = torch.empty(requests, q_heads, num_splits, head_dim, dtype=torch.float32, device=device)
-        self.lse = torch.empty(requests, q_heads, num_splits, dtype=torch.float32, device=device)
+        parts = (requests, q_heads, num_splits)
+        self.partial = torch.empty(*parts, head_dim, dtype=torch.float32, device=device)
+        self.lse = torch.empty(parts, dtype=torch.float32, device=device)
 
     def write(self, plan: SplitPlan) -> None:
         """Take over a new plan for the same grid; ordered with the work of the current stream."""

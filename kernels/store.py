@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import FLOATS, KVScales, check_cache, next_power_of_2
+from .launch import FLOATS, KVScales, check_cache, next_power_of_2, scale_kind, scale_pointers
 
 ELEMENTS_PER_PROGRAM = 4096
 """Keys and values of more heads than this are cut over several programs; 32 registers a thread hold them."""
@@ -30,7 +30,7 @@ def _round_int8(x):
 
 @triton.jit
 def _round_e4m3(x):
-    """float32 to the bits of float8_e4m3fn, halves to even, in integers: GPUs before sm_89 have no instruction.
+    """float32 to the bits of float8_e4m3fn, halves to even; GPUs before sm_89 have no instruction for it.
 
     Normal numbers: round away the low 20 bits of the fraction, move the exponent's bias from 127 to 7.
     Subnormal ones are multiples of 2^-9: adding 1.5 * 2^14 leaves no bits below that.
@@ -66,7 +66,8 @@ def _store(x, cache, scale, at, scale_at, head_dims, scale_heads, live, head_liv
 def store_kernel(
     k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, positions,
     k_stride_token, k_stride_head, v_stride_token, v_stride_head,
-    cache_stride_row, cache_stride_pos, cache_stride_head, scale_stride_row, scale_stride_pos, scale_stride_head,
+    cache_stride_row, cache_stride_pos, cache_stride_head,
+    scale_stride_row, scale_stride_pos, scale_stride_head,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_D: tl.constexpr,
     SCALES: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
@@ -106,8 +107,8 @@ def store(
     k, v             `[tokens, kv_heads, head_dim]`, dense in the last dimension
     k_cache, v_cache `[rows, positions, kv_heads, head_dim]`, equal strides; k's dtype, int8 or float8_e4m3fn
     slot_mapping     int64 `[tokens]`: row * positions + position; negative: the token is not stored
-    scales           for an 8-bit cache. Per head: read, and values beyond the range are clamped. Per token and
-                     head: computed from each vector's largest magnitude and written beside it
+    scales           for an 8-bit cache. Per head: read, and values beyond the range are clamped. Per token
+                     and head: computed from each vector's largest magnitude and written beside it
 
     Raises ValueError for operands the kernel cannot take. Two tokens must not share a place.
     """
@@ -116,12 +117,12 @@ def store(
     for name, x in (("k", k), ("v", v)):
         if x.shape != (tokens, kv_heads, head_dim) or x.stride(2) != 1 or x.dtype not in FLOATS:
             raise ValueError(
-                f"{name} must be a float tensor [{tokens}, {kv_heads}, {head_dim}] with a dense last dimension, "
+                f"{name} must be floats [{tokens}, {kv_heads}, {head_dim}] with a dense last dimension, "
                 f"not {x.dtype} {list(x.shape)} strides {x.stride()}"
             )
     if k.dtype != v.dtype or (scales is None and k.dtype != k_cache.dtype):
         raise ValueError(f"k and v are {k.dtype} and {v.dtype}, the cache is {k_cache.dtype}")
-    if slot_mapping.dtype != torch.int64 or slot_mapping.ndim != 1 or (tokens > 1 and slot_mapping.stride(0) != 1):
+    if slot_mapping.dtype != torch.int64 or slot_mapping.ndim != 1 or not slot_mapping.is_contiguous():
         raise ValueError(f"slot_mapping must be a dense int64 vector, not {slot_mapping.dtype}")
     if tokens == 0:
         return
@@ -129,15 +130,14 @@ def store(
     limit = 127.0 if k_cache.dtype == torch.int8 else 448.0
     if k_cache.dtype == torch.float8_e4m3fn:
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
-    kind, k_scale, v_scale, scale_strides = "none", None, None, (0, 0, 0)
-    if scales:
-        kind, k_scale, v_scale = "token" if scales.per_token else "head", scales.k, scales.v
-        scale_strides = scales.k.stride() if scales.per_token else (0, 0, 1)
+    scale_strides: tuple[int, ...] = (0, 0, 1)
+    if scales and scales.per_token:
+        scale_strides = scales.k.stride()
     block_d = next_power_of_2(head_dim)
     block_heads = min(next_power_of_2(kv_heads), ELEMENTS_PER_PROGRAM // block_d)
     store_kernel[(tokens, -(-kv_heads // block_heads))](
-        k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, positions,
+        k, v, k_cache, v_cache, slot_mapping, *scale_pointers(scales), positions,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1), *k_cache.stride()[:3], *scale_strides,
         KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_HEADS=block_heads, BLOCK_D=block_d,
-        SCALES=kind, LIMIT=limit, num_warps=4,
+        SCALES=scale_kind(scales), LIMIT=limit, num_warps=4,
     )  # fmt: skip

@@ -128,5 +128,6 @@ class Reporter:
         self.pipe = os.fdopen(pipe, "w", buffering=1)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        data: dict[str, Any] = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+        hook = self.config.hook
+        data: dict[str, Any] = hook.pytest_report_to_serializable(config=self.config, report=report)
         self.pipe.write(json.dumps(data) + "\n")

@@ -6,7 +6,7 @@ behind each request's end, in slots and blocks of nobody, and in the padding of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,7 +74,9 @@ def make_batch(
     return Batch(q, keys, values, query_lens)
 
 
-def empty_kv(layout: str, rows: int, positions: int, tail: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def empty_kv(
+    layout: str, rows: int, positions: int, tail: Sequence[int], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """k and v `[rows, positions, *tail]` of the middle one of three layers, all NaN (-1 for integers)."""
     fill = float("nan") if dtype.is_floating_point else -1
     if layout == "interleaved":
@@ -126,22 +128,23 @@ class Paged:
 
 
 Placed = Contiguous | Paged
-Rounding = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
-def place_contiguous(batch: Batch, device: torch.device, layout: str = "interleaved", spare: int = 5) -> Contiguous:
-    """Slots in mixed order with a slot of nobody between; each has room for `spare` tokens more than any needs."""
+def place_contiguous(batch: Batch, device: torch.device, layout: str = "interleaved") -> Contiguous:
+    """Slots in mixed order with one of nobody; each has room for a few tokens more than any needs."""
     order = torch.randperm(len(batch.keys) + 1, generator=torch.Generator().manual_seed(1))
     slots = order[: len(batch.keys)].tolist()
     tail = batch.keys[0].shape[1:]
-    k, v = empty_kv(layout, len(slots) + 1, max(batch.seq_lens) + spare, tail, batch.keys[0].dtype)
+    k, v = empty_kv(layout, len(slots) + 1, max(batch.seq_lens) + 5, tail, batch.keys[0].dtype)
     for slot, keys, values in zip(slots, batch.keys, batch.values, strict=True):
         k[slot, : len(keys)] = keys
         v[slot, : len(values)] = values
     return Contiguous(batch, to(k, device), to(v, device), slots, device)
 
 
-def place_paged(batch: Batch, device: torch.device, block_size: int = 8, layout: str = "interleaved") -> Paged:
+def place_paged(
+    batch: Batch, device: torch.device, block_size: int = 8, layout: str = "interleaved"
+) -> Paged:
     """Blocks in mixed order, with one of nobody."""
     counts = [-(-n // block_size) for n in batch.seq_lens]
     order = torch.randperm(sum(counts) + 1, generator=torch.Generator().manual_seed(2)).tolist()
@@ -196,7 +199,9 @@ def prefill(placed: Placed, *, tile: Tile | None = SMALL, scale: float | None = 
     return out.cpu()
 
 
-def assert_close(got: Tensor, expected: Tensor, *, on: torch.device | str = "cpu", factor: float = 1.0) -> None:
+def assert_close(
+    got: Tensor, expected: Tensor, *, on: torch.device | str = "cpu", factor: float = 1.0
+) -> None:
     """Equal to rounding: a unit in the last place of the output type, and what tf32 loses on a GPU."""
     tolerance = TOLERANCE[got.dtype] * factor
     if got.dtype == torch.float32 and torch.device(on).type == "cuda":

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from tests.kernels.numeric.batches import Batch, Contiguous, Paged, assert_close, decode, make_batch, prefill
-from vattn.kernels.reference import gather
 from vattn.kernels.split import SplitPlan
 from vattn.kernels.store import store
 from vattn.kernels.tables import Tile
@@ -106,7 +105,6 @@ def test_blocks_with_holes(driver: Driver, spaces: list[AddressSpace], device: t
     batch = make_batch(lengths, (3, 5, 1), head_dim=HEAD_DIM)
     fill(batch, kv[0], kv[1], tables)
     placed = Paged(batch, kv[0], kv[1], tables, device)
-    assert torch.equal(gather(kv[0].cpu() if device.type == "cuda" else kv[0], [5], 1).cpu(), batch.keys[0][:1])
     assert_close(prefill(placed, tile=REACHING), batch.expected(), on=device)
     step = make_batch(lengths, head_dim=HEAD_DIM)
     placed.batch = step

@@ -1,4 +1,4 @@
-"""Attention over int8 and float8 caches: against the oracle on the stored numbers, and against no rounding."""
+"""Attention over int8 and float8 caches, against the oracle on the numbers that are stored."""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ from vattn.kernels.store import store
 ROWS, POSITIONS = 3, 8
 
 
-def new_tokens(count: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def new_tokens(
+    count: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     """k and v as a fused projection leaves them: slices of one packed tensor."""
     g = torch.Generator().manual_seed(3)
     fused = torch.randn(count, 4, kv_heads, head_dim, generator=g).to(dtype)
