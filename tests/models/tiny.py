@@ -1,8 +1,9 @@
 """Tiny models with random weights, one per kind of attention the engine supports.
 
-`TINY[name]()` is a fresh config, `build(name)` a float32 model in eval mode. Weights are drawn wide
-(unit variance through every matrix), so the best next token leads by far more than rounding and
-greedy tokens can be compared exactly.
+`TINY[name]()` is a fresh config, `build(name)` a float32 model in eval mode. `MORE` has architectures
+that are built otherwise but look no different to the engine. Weights are drawn wide (unit variance
+through every matrix), so the best next token leads by far more than rounding, and greedy tokens can be
+compared exactly.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ TINY: dict[str, Callable[[], PreTrainedConfig]] = {
     "gemma": _config("gemma", num_key_value_heads=1, head_dim=32, tie_word_embeddings=True),
     # scaled attention, residuals and logits
     "granite": _config("granite", attention_multiplier=0.2, residual_multiplier=0.7, logits_scaling=2.0),
+}
+
+MORE: dict[str, Callable[[], PreTrainedConfig]] = {
     # interleaved rotation, parallel blocks, scaled logits
     "cohere": _config("cohere", logit_scale=0.5),
     # learned absolute positions, Conv1D projections
@@ -72,8 +76,8 @@ TINY: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 def build(name: str, seed: int = 0) -> PreTrainedModel:
-    """The model of `TINY[name]` with weights that depend on `seed` alone; float32, eval, no gradients."""
-    return randomize(AutoModelForCausalLM.from_config(TINY[name](), dtype=torch.float32), seed)
+    """That model with weights which depend on `seed` alone; float32, eval, no gradients."""
+    return randomize(AutoModelForCausalLM.from_config({**TINY, **MORE}[name](), dtype=torch.float32), seed)
 
 
 def randomize(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:

@@ -61,9 +61,8 @@ def prove_packed(model: PreTrainedModel, spec: ModelSpec) -> None:
     naive = NaiveAttention(LENGTHS)
     try:
         model.set_attn_implementation("eager")
-        alone = [
-            model(input_ids=part, use_cache=False).logits for part in torch.split(ids, list(LENGTHS), dim=1)
-        ]
+        parts = torch.split(ids, list(LENGTHS), dim=1)
+        alone = [model(input_ids=part, use_cache=False).logits for part in parts]
         model.set_attn_implementation(ATTENTION_NAME)
         packed = model(input_ids=ids, position_ids=positions, use_cache=False, vattn_step=naive).logits
     except Exception as why:

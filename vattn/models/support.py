@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 PROVEN_TYPES = frozenset(
     """
-    apertus arcee aria_text biogpt bitnet codegen cohere ctrl ernie4_5 ernie4_5_moe flex_olmo gemma glm
-    glm4 glm4_moe gpt-sw3 gpt2 gpt_bigcode gpt_neox gptj granite granitemoe granitemoeshared helium
-    hunyuan_v1_dense hunyuan_v1_moe hyperclovax jais2 jetmoe llama minimax_m2 ministral3 mistral mixtral
+    apertus arcee aria_text bitnet codegen cohere ctrl ernie4_5 ernie4_5_moe flex_olmo gemma glm
+    glm4 glm4_moe gpt2 gpt_bigcode gpt_neox gptj granite granitemoe granitemoeshared helium
+    hunyuan_v1_dense hunyuan_v1_moe hyperclovax jais2 llama minimax_m2 ministral3 mistral mixtral
     nanochat olmo olmo2 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss
-    smollm3 solar_open stablelm starcoder2
+    smollm3 solar_open starcoder2
     """.split()  # noqa: SIM905
 )
 
@@ -56,9 +56,6 @@ FEATURES_OF_TYPE = {
     "fuyu": "image input",
     "moshi": "audio input",
 }
-
-# Their classes route through the attention interface, though `_supports_attention_backend` is unset.
-_ROUTED_TYPES = frozenset({"biogpt", "stablelm"})
 
 # What a value of `layer_types` other than full attention means.
 _LAYER_FEATURES = {
@@ -194,8 +191,7 @@ def check_supported(config: PreTrainedConfig, model_class: type | None = None) -
         features = "; ".join(f"{feature} ({evidence})" for feature, evidence in found.items())
         raise UnsupportedModel(f"{config.model_type} models use what vattn does not do: {features}")
     model_class = model_class or _causal_class(config)
-    routed = getattr(model_class, "_supports_attention_backend", False) or text.model_type in _ROUTED_TYPES
-    if not routed:
+    if not getattr(model_class, "_supports_attention_backend", False):
         raise UnsupportedModel(
             f"{model_class.__name__} computes attention by itself, not through transformers' "
             "AttentionInterface (_supports_attention_backend=False), so its KV cache cannot be managed"
