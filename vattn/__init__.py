@@ -1,7 +1,7 @@
 """vattn: one inference engine, switchable KV-cache backends (`virtual`, `paged`, `static`).
 
-    from vattn import LLM, SamplingParams
-    LLM("smollm2", kv_backend="virtual").generate("The capital of France is")
+from vattn import LLM, SamplingParams
+LLM("smollm2", kv_backend="virtual").generate("The capital of France is")
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vattn.config import KVCacheConfig
+    from vattn.hf import VirtualCache
     from vattn.llm import LLM
     from vattn.outputs import CompletionOutput, RequestOutput
     from vattn.params import SamplingParams
@@ -26,9 +27,18 @@ _HOME = {
     "LLM": "vattn.llm",
     "RequestOutput": "vattn.outputs",
     "SamplingParams": "vattn.params",
+    "VirtualCache": "vattn.hf",
 }
 
-__all__ = ["LLM", "CompletionOutput", "GrowableTensor", "KVCacheConfig", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "GrowableTensor",
+    "KVCacheConfig",
+    "RequestOutput",
+    "SamplingParams",
+    "VirtualCache",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,16 @@
+"""`VirtualCache`, for anyone who calls transformers' `generate`: KV that grows in place.
+
+layout.py    which ranges of addresses a layer has, and the strides over them
+source.py    driver and page pool of a device
+tape.py      tokens in ranges that grow (`Tape`) or turn (`Ring`)
+layers.py    full attention
+sliding.py   sliding windows
+moves.py     reordering a batch in place
+cache.py     the cache
+"""
+
+from __future__ import annotations
+
+from vattn.hf.cache import VirtualCache
+
+__all__ = ["VirtualCache"]
