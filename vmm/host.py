@@ -5,6 +5,9 @@
     addresses  [ . . . . ▓ . . . . . ▓ ▓ . ]      ▓ MAP_SHARED | MAP_FIXED over a PROT_NONE reservation
                          └─ 0 ─┘ alias: the same range of the file at a second address
 
+Memory is taken from the system when write access is granted, so what is mapped is what is used, and given
+back when the handle is released and the last mapping gone.
+
 Touching an address that is not mapped, or not readable or writable, kills the process with SIGSEGV, as on a
 GPU it would poison the context.
 
@@ -92,6 +95,13 @@ class HostDriver(ShadowedDriver):
         """(free, total) bytes: of the budget if one was given, else of what the system has available."""
         free, total = super().memory_info()
         return (free if self._own_budget else min(free, host_memory()[0])), total
+
+    def set_access(self, va: int, size: int, access: Access) -> None:
+        """See `Driver.set_access`. Write access brings the memory in: see above."""
+        super().set_access(va, size, access)
+        if access is Access.READ_WRITE:
+            # One call here, in whichever thread maps, instead of a fault per 4 KiB in the one that computes.
+            self._memory.libc.populate(va, size)  # without the lock: it may take its time
 
     def export_handle(self, handle: int) -> int:
         """Descriptor of the memfd that is this allocation; the memory lives while any process holds one.

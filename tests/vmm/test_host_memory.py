@@ -98,12 +98,14 @@ def test_a_page_never_shows_what_its_memory_held_before(driver: HostDriver) -> N
         driver.release(handle)
 
 
-def test_untouched_pages_cost_nothing(driver: HostDriver) -> None:
+def test_memory_is_taken_when_write_access_is_granted(driver: HostDriver) -> None:
     va = driver.reserve(1 << 40)
     for index in range(32):
         driver.map(va + index * PAGE, PAGE, driver.create(PAGE))
-    driver.set_access(va, 32 * PAGE, RW)
+    driver.set_access(va, 16 * PAGE, Access.READ)
     assert resident_bytes(driver) == 0
+    driver.set_access(va, 8 * PAGE, RW)
+    assert resident_bytes(driver) == 8 * PAGE
 
 
 def test_released_ranges_are_used_again_lowest_first(driver: HostDriver) -> None:
