@@ -8,8 +8,6 @@ from statistics import median
 from time import perf_counter_ns
 from typing import NamedTuple, TypeVar
 
-import torch
-
 from .driver import Access, Driver, open_driver
 
 Result = TypeVar("Result")
@@ -29,8 +27,7 @@ class Latency(NamedTuple):
 def measure(driver: Driver, page_bytes: int, rounds: int = 20) -> list[Latency]:
     """Time every call on `SPAN` pages, `rounds` times over; needs `SPAN` free pages.
 
-    "write" is the first write to every 4 KiB of a page, which is where a CPU pays for memory: "new" memory
-    must be found and zeroed, "mapped again" only entered in the page table.
+    A host page is "new" when its memory must still be found and zeroed, "again" when it was mapped before.
     """
     samples: dict[str, list[int]] = {}
 
@@ -40,32 +37,30 @@ def measure(driver: Driver, page_bytes: int, rounds: int = 20) -> list[Latency]:
         samples.setdefault(label, []).append(perf_counter_ns() - start)
         return result
 
-    def write(va: int) -> None:
-        driver.tensor(va, (max(page_bytes // 4096, 1),), (4096,), torch.uint8).fill_(1)
-        driver.synchronize()
-
-    size = SPAN * page_bytes
-    for _ in range(rounds):
-        va = timed(f"reserve {SPAN} pages", driver.reserve, size)
-        pages = range(va, va + size, page_bytes)
-        handles = [timed("create", driver.create, page_bytes) for _ in pages]
+    def map_all() -> None:
         for page, handle in zip(pages, handles, strict=True):
             timed("map", driver.map, page, page_bytes, handle)
-        for page in pages:
-            timed("set_access 1 page", driver.set_access, page, page_bytes, Access.READ_WRITE)
-        for page in pages:
-            timed("write, new", write, page)
-        for page in pages:
-            timed("unmap 1 page", driver.unmap, page, page_bytes)
-        for page, handle in zip(pages, handles, strict=True):
-            driver.map(page, page_bytes, handle)
-        timed(f"set_access {SPAN} pages", driver.set_access, va, size, Access.READ_WRITE)
-        for page in pages:
-            timed("write, mapped again", write, page)
-        timed(f"unmap {SPAN} pages", driver.unmap, va, size)
+
+    size = SPAN * page_bytes
+    span = f"{SPAN} pages"
+    for _ in range(rounds):
+        va = timed(f"reserve {span}", driver.reserve, size)
+        pages = range(va, va + size, page_bytes)
+        handles = [timed("create", driver.create, page_bytes) for _ in pages]
+        for label in ("new page", "page again"):
+            map_all()
+            for page in pages:
+                timed(f"set_access, {label}", driver.set_access, page, page_bytes, Access.READ_WRITE)
+            driver.synchronize()
+            for page in pages:
+                timed("unmap page", driver.unmap, page, page_bytes)
+        map_all()
+        timed(f"set_access, {span} again", driver.set_access, va, size, Access.READ_WRITE)
+        driver.synchronize()
+        timed(f"unmap {span}", driver.unmap, va, size)
         for handle in handles:
             timed("release", driver.release, handle)
-        timed(f"free {SPAN} pages", driver.free, va, size)
+        timed(f"free {span}", driver.free, va, size)
     return [
         Latency(call, median(times) / 1e3, sorted(times)[int(len(times) * 0.99)] / 1e3, len(times))
         for call, times in samples.items()
@@ -80,7 +75,7 @@ def main(device: str = "cpu", page_bytes: str = "") -> None:
     size = int(page_bytes or driver.granularity)
     print(f"{driver.name} driver, pages of {size:,} bytes, microseconds")
     for row in measure(driver, size):
-        print(f"{row.call:22}{row.median_us:10.1f}{row.p99_us:10.1f}   ({row.samples} samples)")
+        print(f"{row.call:28}{row.median_us:10.1f}{row.p99_us:10.1f}   ({row.samples} samples)")
     driver.close()
 
 
