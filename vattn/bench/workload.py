@@ -20,9 +20,9 @@ class WorkloadRequest:
 
 @dataclass(frozen=True)
 class RandomWorkload:
-    """`requests` requests; prompt lengths log-uniform and output lengths log-uniform in [low, high].
+    """`requests` requests; prompt lengths log-uniform, output lengths uniform, in [low, high].
 
-    Log-uniform: most are short, a few are long, as in served traffic, and as memory managers differ most.
+    Log-uniform: most prompts are short, a few are long, as in served traffic.
     """
 
     requests: int = 32
@@ -46,7 +46,7 @@ class RandomWorkload:
         """The requests, the same ones for the same seed and vocabulary."""
         rng = np.random.default_rng(self.seed)
         prompts = _log_uniform(rng, self.prompt_len, self.requests)
-        outputs = _log_uniform(rng, self.output_len, self.requests)
+        outputs = rng.integers(self.output_len[0], self.output_len[1] + 1, self.requests).tolist()
         return [
             WorkloadRequest(rng.integers(0, vocab_size, p).tolist(), o)
             for p, o in zip(prompts, outputs, strict=True)

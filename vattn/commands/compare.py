@@ -19,7 +19,7 @@ def compare(
     model: opt.Model = "smollm2",
     requests: Annotated[int, typer.Option("--requests", "-n", help="Number of requests.")] = 16,
     prompt_len: Annotated[str, typer.Option(help="Prompt tokens, low:high, log-uniform.")] = "16:512",
-    output_len: Annotated[str, typer.Option(help="Output tokens, low:high, log-uniform.")] = "16:128",
+    output_len: Annotated[str, typer.Option(help="Output tokens, low:high, uniform.")] = "16:128",
     backends: Annotated[str, typer.Option(help="Backends, comma-separated.")] = "virtual,paged,static",
     kv_memory: opt.KVMemory = None,
     max_model_len: opt.MaxModelLen = 2048,
