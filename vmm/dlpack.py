@@ -115,8 +115,7 @@ def tensor_from_address(
 ) -> torch.Tensor:
     """View `address` on `device` as a tensor, without touching it or asking a driver about it.
 
-    `stride` is in elements and must not be negative. The storage keeps `owner` alive until its last view
-    dies.
+    `stride` is in elements and must not be negative. The storage keeps `owner` alive to the last view.
     """
     if len(shape) != len(stride):
         raise ValueError(f"shape {tuple(shape)} and stride {tuple(stride)} differ in length")

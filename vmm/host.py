@@ -57,8 +57,7 @@ class HostDriver(ShadowedDriver):
 
     Args:
         granularity: smallest page in bytes, a power of two and a multiple of the system's page. From 2 MiB
-        on,
-            huge pages are asked for.
+            on, huge pages are asked for.
         budget: bytes `create` may hand out; None means all memory the process may use.
 
     Raises `DriverUnavailable` on systems other than Linux, `ValueError` for impossible sizes.

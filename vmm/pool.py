@@ -22,8 +22,7 @@ class PagePool:
 
     Exhaustion is a value: `acquire` returns None. Thread-safe.
 
-    Raises `ValueError` if the page size is not a positive multiple of the granularity or the budget is
-    negative.
+    Raises `ValueError` for a page size that is no positive multiple of the granularity or a negative budget.
     """
 
     def __init__(self, driver: Driver, page_bytes: int, budget_bytes: int) -> None:

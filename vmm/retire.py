@@ -30,9 +30,8 @@ class Retirement:
     """Clean-up that waits for the device. Thread-safe; functions run outside its lock, in order of `retire`.
 
     A step counts as done only when every earlier one is. A function that raises is not run again: whoever
-    registered it keeps books that stay true (see `AddressSpace`); the others still run, then the first
-    error is
-    raised.
+    registered it keeps books that stay true (see `AddressSpace`). The others still run, then the first error
+    is raised.
     """
 
     def __init__(self) -> None:

@@ -116,8 +116,7 @@ class AddressSpace:
         """Append pages that are in use elsewhere, at no cost in memory.
 
         Read-only where the driver can, so that a write to a shared page cannot go unnoticed. The next
-        `extend` continues on a private page. Waits for the device if truncated pages of the row are still
-        mapped.
+        `extend` continues on a private page. Waits for the device if the row has retiring pages.
         """
         pages = list(pages)
         while True:
