@@ -33,3 +33,7 @@ def main() -> None:
     except (VattnError, DriverError, DriverUnavailable) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

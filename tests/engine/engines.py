@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from vattn.models.loader import LoadedModel, load_model
 
 from tests.models.tiny import build
 from vattn import LLM
 from vattn.kv.layout import KVShape
+from vattn.models.loader import LoadedModel, load_model
 from vattn.vmm.host import HostDriver
 
 BACKENDS: dict[str, dict[str, Any]] = {

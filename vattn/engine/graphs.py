@@ -51,11 +51,11 @@ class CudaGraphCapture(Capture):
     """`torch.cuda.CUDAGraph`s that share one memory pool."""
 
     def __init__(self) -> None:
-        self._pool: tuple[int, int] = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
         # Two runs before the capture: Triton compiles, and allocations settle.
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
