@@ -2,20 +2,17 @@
 
     python benchmarks/peers/run.py [--requests 32] [--rounds 3] [--json FILE]
 
-Every engine gets the same requests (random tokens, EOS ignored) and the same two threads. A round runs each engine
-once, in an order that rotates; figures are medians over rounds, and ratios are taken within a round.
+Every engine gets the same requests (random tokens, EOS ignored) and the same threads. A round runs each
+engine once, in an order that rotates; figures are medians over rounds, ratios are taken within a round.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 
 import torch
@@ -23,6 +20,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 
 from vattn import LLM
 from vattn.bench.compare import run_backend
+from vattn.bench.environment import environment
 from vattn.bench.workload import RandomWorkload, WorkloadRequest
 from vattn.models.loader import LoadedModel, load_model
 
@@ -135,14 +133,7 @@ def main() -> None:
 
     base = "vattn virtual"
     report = {
-        "date": date.today().isoformat(),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip(),
-        "platform": platform.platform(),
-        "cpu": next((x.split(":")[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")), ""),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        "environment": environment(),
         "workload": vars(workload),
         "output_tokens": sum(r.output_len for r in requests),
         "rounds": rounds,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +45,7 @@ def compare(
     output_range = opt.parse_range(output_len, "--output-len")
 
     from vattn.bench.compare import run_backend, tokens_equal
+    from vattn.bench.environment import environment
     from vattn.bench.workload import RandomWorkload
     from vattn.config import KVCacheConfig
     from vattn.errors import ConfigError
@@ -120,7 +120,7 @@ def compare(
             "kv_memory_bytes": budget,
             "max_model_len": length,
             "device": str(device),
-            "platform": platform.platform(),
+            "environment": environment(),
         }
         json_file.write_text(json.dumps(report, indent=2) + "\n")
         console.print(f"figures written to {json_file}")
