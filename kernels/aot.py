@@ -43,6 +43,8 @@ class Row:
     """Bytes of local memory per thread."""
     shared: int
     """Bytes of shared memory."""
+    keys: int
+    """Keys a program attends to in one round of its main loop; 0 if it has none."""
     loop: int
     """Instructions in the main loop."""
     integer: int
@@ -57,6 +59,11 @@ class Row:
     @property
     def key(self) -> str:
         return f"{self.case}/{self.kernel}/sm{self.cc}"
+
+    @property
+    def per_key(self) -> float:
+        """Instructions a program issues per key it attends to, all its warps together."""
+        return self.loop * self.warps / self.keys if self.keys else 0.0
 
     @property
     def integer_share(self) -> float:
@@ -81,6 +88,7 @@ def measure(case: str, capability: int, compiled: Compiled) -> Row:
         spills=code.count(r"LDL|STL"),
         stack=code.stack,
         shared=compiled.shared,
+        keys=compiled.constants["BLOCK_N"] if loop else 0,
         loop=len(loop),
         integer=integer_count(loop),
         mma=sum(count(loop, pattern) for pattern in (r"[HIQ]G?MMA", r"UTC\w*MMA")),
@@ -151,15 +159,16 @@ def regressions(rows: Iterable[Row], recorded: dict[str, Row]) -> list[str]:
     return found
 
 
-HEADER = f"{'kernel':56} regs spills shared  loop  int% mma          cp.async tma loads"
+HEADER = f"{'kernel':58} regs spills  shared  loop per key  int% mma          cp.async tma loads"
 
 
 def line(row: Row) -> str:
     """One row of the printed table."""
     loads = " ".join(f"{n}x{width}B" for width, n in row.loads.items())
     return (
-        f"{row.key:56} {row.registers:4} {row.spills:6} {row.shared // 1024:3} KiB {row.loop:5} "
-        f"{row.integer_share:5.0%} {f'{row.mma} {row.mma_kind}':12} {row.cp_async:8} {row.tma:3} {loads}"
+        f"{row.key:58} {row.registers:4} {row.spills:6} {row.shared // 1024:3} KiB {row.loop:5} "
+        f"{row.per_key:7.1f} {row.integer_share:5.0%} {f'{row.mma} {row.mma_kind}':12} {row.cp_async:8} "
+        f"{row.tma:3} {loads}"
     )
 
 

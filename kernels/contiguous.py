@@ -64,6 +64,9 @@ def _at_slot(k, v, k_scale, v_scale, slot, kv_head, kv_stride_slot, kv_stride_po
         scale_base = slot.to(tl.int64) * scale_stride_slot + kv_head.to(tl.int64) * scale_stride_head
         k_scale += scale_base
         v_scale += scale_base
+    else:
+        k_scale = k  # not read, but a function must return some pointer
+        v_scale = v
     return k + base, v + base, k_scale, v_scale, kv_stride_pos, scale_stride_pos
 
 
@@ -162,8 +165,8 @@ def decode(
     op = Operands.check(q, k, v, scale, scales, out)
     check_int32("slots", slots, q.shape[:1])
     check_int32("seq_lens", seq_lens, q.shape[:1])
-    tile = tile or decode_tile(capability(), op.block_d, op.itemsize)
     partial, lse, split_len, num_splits = split_arguments(splits, op)
+    tile = tile or decode_tile(capability(), op.block_d, op.itemsize)
     decode_kernel[op.decode_grid(num_splits)](
         op.q, op.k, op.v, op.out, partial, lse, slots, seq_lens, split_len, *op.scale_arguments(),
         num_splits, op.q_heads, *op.qo_strides(), *op.kv_strides(),

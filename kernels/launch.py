@@ -71,10 +71,17 @@ def interpreted() -> bool:
 
 
 def capability() -> int:
-    """Compute capability of the current device, 90 for 9.0; 0 in the interpreter."""
+    """Compute capability of the current device, 90 for 9.0; 0 in the interpreter. RuntimeError if no GPU."""
     if interpreted():
         return 0
-    return int(triton.runtime.driver.active.get_current_target().arch)
+    try:
+        driver = triton.runtime.driver.active
+    except RuntimeError as error:
+        raise RuntimeError(
+            "Triton kernels need a GPU, and none is visible; to interpret them slowly on the CPU, set "
+            "TRITON_INTERPRET=1 before Python starts"
+        ) from error
+    return int(driver.get_current_target().arch)
 
 
 def next_power_of_2(n: int) -> int:
@@ -194,6 +201,7 @@ class Operands:
         # ptxas would spill a few registers of 8-bit kernels to fit one more program on an SM.
         options = {"maxnreg": 255} if self.itemsize == 1 else {}
         return options | {
+            "enable_fp_fusion": True,
             "GROUP": self.group,
             "HEAD_DIM": self.q.shape[2],
             "BLOCK_D": self.block_d,

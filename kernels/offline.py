@@ -24,12 +24,13 @@ SHARED_MEMORY = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 
 
 @dataclass(frozen=True)
 class Compiled:
-    """One compiled kernel. shared: bytes of shared memory."""
+    """One compiled kernel. shared: bytes of shared memory; constants: its constexprs by name."""
 
     name: str
     cubin: bytes
     shared: int
     warps: int
+    constants: dict[str, Any]
 
 
 Function = tuple[str, bytes, int]
@@ -77,9 +78,11 @@ class CompileOnlyDriver:
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         """Triton calls this once per kernel, and its result at every launch."""
+        names = source.fn.arg_names
+        constants = {names[path[0]]: value for path, value in source.constants.items() if len(path) == 1}
 
         def launch(x: int, y: int, z: int, stream: int, function: Function, *arguments: Any) -> None:
-            self.launches.append(Compiled(*function, warps=metadata.num_warps))
+            self.launches.append(Compiled(*function, metadata.num_warps, constants))
 
         return launch
 

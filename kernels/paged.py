@@ -74,6 +74,9 @@ def _at_head(k, v, k_scale, v_scale, block_table, table_stride, request, kv_head
     if TOKEN_SCALES:
         k_scale += kv_head.to(tl.int64) * scale_stride_head
         v_scale += kv_head.to(tl.int64) * scale_stride_head
+    else:
+        k_scale = k  # not read, but a function must return some pointer
+        v_scale = v
     table = block_table + request.to(tl.int64) * table_stride
     return (k + base, v + base, k_scale, v_scale, table, kv_stride_block, kv_stride_pos,
             scale_stride_block, scale_stride_pos)  # fmt: skip
@@ -166,12 +169,13 @@ def decode(
     op = Operands.check(q, k, v, scale, scales, out)
     check_int32("block_table", block_table, (q.shape[0], -1))
     check_int32("seq_lens", seq_lens, q.shape[:1])
-    tile = tile or paged_tile(decode_tile(capability(), op.block_d, op.itemsize))
+    block_size = _block_size(op)
     partial, lse, split_len, num_splits = split_arguments(splits, op)
+    tile = tile or paged_tile(decode_tile(capability(), op.block_d, op.itemsize))
     decode_kernel[op.decode_grid(num_splits)](
         op.q, op.k, op.v, op.out, partial, lse, block_table, seq_lens, split_len, *op.scale_arguments(),
         num_splits, op.q_heads, *op.qo_strides(), block_table.stride(0), *op.kv_strides(),
-        BLOCK_SIZE=_block_size(op), BLOCK_H=op.block_h, ONE_SPLIT=splits is None, **op.constants(tile),
+        BLOCK_SIZE=block_size, BLOCK_H=op.block_h, ONE_SPLIT=splits is None, **op.constants(tile),
     )  # fmt: skip
     if splits:
         combine(op.out, seq_lens, splits, tile.block_n)
@@ -206,11 +210,12 @@ def prefill(
     check_int32("cu_seqlens", cu_seqlens, (requests + 1,))
     check_int32("block_table", block_table, (requests, -1))
     check_int32("seq_lens", seq_lens, (requests,))
+    block_size = _block_size(op)
     tile = tile or paged_tile(prefill_tile(capability(), op.block_d, op.itemsize, tma=False))
     prefill_kernel[op.prefill_grid(tile, max_query_len, requests)](
         op.q, op.k, op.v, op.out, cu_seqlens, block_table, seq_lens, *op.scale_arguments(),
         *op.qo_strides(), block_table.stride(0), *op.kv_strides(),
-        BLOCK_SIZE=_block_size(op), PACK=op.packs(tile), BLOCK_M=tile.block_m, **op.constants(tile),
+        BLOCK_SIZE=block_size, PACK=op.packs(tile), BLOCK_M=tile.block_m, **op.constants(tile),
     )  # fmt: skip
     return op.out
 

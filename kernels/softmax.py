@@ -42,16 +42,20 @@ def widen(x, dtype: tl.constexpr):
 
 @triton.jit
 def widen_rows(x, dtype: tl.constexpr):
-    """As `widen`, for a tile whose rows are its own memory order while a tensor core wants columns.
+    """As `widen`, for a tile whose rows are its memory's order while a tensor core wants columns.
 
     Left alone, the compiler would first move 8-bit elements into the tensor core's layout, one by one,
-    because they are half the bytes. Taking the widened tile apart and together again costs no instruction
-    and stops it: it widens 16 bytes at a time and moves 16-bit elements with the instruction made for that.
+    because they are half the bytes. Taken apart into pairs and put together again, which costs no
+    instruction, the tile is widened 16 bytes at a time where it was loaded, and moved with the instruction
+    made for 16-bit elements.
     """
-    wide = widen(x, dtype)
     if x.dtype.primitive_bitwidth == 8:
-        even, odd = tl.split(wide.reshape(x.shape[0], x.shape[1] // 2, 2))
-        wide = tl.join(even, odd).reshape(x.shape[0], x.shape[1])
+        quads = x.reshape(x.shape[0], x.shape[1] // 4, 2, 2).trans(0, 1, 3, 2)
+        low, high = tl.split(quads)
+        quads = tl.join(widen(low, dtype), widen(high, dtype)).trans(0, 1, 3, 2)
+        wide = quads.reshape(x.shape[0], x.shape[1])
+    else:
+        wide = x.to(dtype)
     return wide
 
 

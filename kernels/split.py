@@ -59,7 +59,7 @@ def plan_splits(
     end, one program that has just begun. Long splits leave slots idle, short ones pay START_TOKENS often.
     """
     longest = max(seq_lens, default=0)
-    limit = num_splits or MAX_SPLITS
+    limit = MAX_SPLITS if num_splits is None else num_splits
     if limit < 1 or programs < 1:
         raise ValueError(f"cannot plan for {limit} splits on {programs} programs")
 
@@ -75,7 +75,7 @@ def plan_splits(
     while candidates[-1] > shortest:
         candidates.append(max(shortest, candidates[-1] // (2 * GRANULE) * GRANULE))
     best = min(candidates, key=cost)
-    return SplitPlan(best, num_splits or max(1, -(-longest // best)))
+    return SplitPlan(best, max(1, -(-longest // best)) if num_splits is None else num_splits)
 
 
 class SplitBuffers:
@@ -163,4 +163,5 @@ def combine(out: Tensor, seq_lens: Tensor, buffers: SplitBuffers, block_n: int) 
         buffers.partial, buffers.lse, out, seq_lens, buffers.split_len, buffers.num_splits, q_heads,
         out.stride(0), out.stride(1),
         HEAD_DIM=head_dim, BLOCK_D=next_power_of_2(head_dim), BLOCK_N=block_n, BLOCK_S=16, num_warps=4,
+        enable_fp_fusion=True,
     )  # fmt: skip

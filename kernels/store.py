@@ -140,4 +140,5 @@ def store(
         k.stride(0), k.stride(1), v.stride(0), v.stride(1), *k_cache.stride()[:3], *scale_strides,
         KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_HEADS=block_heads, BLOCK_D=block_d,
         SCALES=scale_kind(scales), LIMIT=limit, num_warps=4,
+        enable_fp_fusion=False,  # one rounding per step, as the reference has
     )  # fmt: skip
