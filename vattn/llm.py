@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vattn.config import KVBackend, KVCacheConfig, LayoutName, SchedulerConfig
 from vattn.engine.engine import Engine
+from vattn.engine.sizing import activation_bytes
 from vattn.errors import ConfigError, RequestError
 from vattn.kv.factory import create_kv_cache
 from vattn.kv.layout import KVShape
@@ -132,6 +133,7 @@ class LLM:
                 max_model_len=max_model_len,
                 model_len=spec.max_model_len,
                 max_num_seqs=max_num_seqs,
+                activations=self._activations(),
             )
         except BaseException:
             self._close_driver()
@@ -236,6 +238,13 @@ class LLM:
         self.close()
 
     # ------------------------------------------------------------------ inside
+    def _activations(self) -> int:
+        """Bytes of device memory one step takes; 0 on a CPU, where KV has a share of its own."""
+        if self._device.type != "cuda":
+            return 0
+        limits = self.scheduler_config
+        return activation_bytes(self.loaded.model, limits.max_num_batched_tokens, limits.max_num_seqs)
+
     def _close_driver(self) -> None:
         if self._own_driver is not None:
             self._own_driver.close()

@@ -14,17 +14,20 @@ from vattn.vmm.driver import Driver
 DEFAULT_LAYOUT = {"cpu": KVLayout.PER_LAYER}  # measured: docs/memory.md
 
 
-def kv_budget(config: KVCacheConfig, driver: Driver) -> int:
-    """Bytes of KV memory to use. Raises ConfigError when more is asked than the device has."""
+def kv_budget(config: KVCacheConfig, driver: Driver, activations: int = 0) -> int:
+    """Bytes of KV memory to use, `activations` bytes left to the model's steps.
+
+    Raises ConfigError when more is asked than the device has.
+    """
     free, total = driver.memory_info()
     if config.memory_bytes is None:
         if driver.device.type == "cpu":
             return min(CPU_DEFAULT_KV_BYTES, int(free * config.gpu_memory_utilization))
-        budget = int(total * config.gpu_memory_utilization) - (total - free)
+        budget = int(total * config.gpu_memory_utilization) - (total - free) - activations
         if budget <= 0:
             raise ConfigError(
-                f"no memory is left for KV: {total - free:,} of {total:,} bytes are in use and "
-                f"gpu_memory_utilization={config.gpu_memory_utilization} allows "
+                f"no memory is left for KV: {total - free:,} of {total:,} bytes are in use, a step takes "
+                f"{activations:,}, and gpu_memory_utilization={config.gpu_memory_utilization} allows "
                 f"{int(total * config.gpu_memory_utilization):,}"
             )
         return budget
@@ -44,13 +47,15 @@ def create_kv_cache(
     max_model_len: int | None,
     model_len: int,
     max_num_seqs: int,
+    activations: int = 0,
 ) -> KVCache:
     """Build the backend that `config` names.
 
     `max_model_len` None means: the model's own length `model_len`, or less if the budget is smaller.
+    `activations`: bytes of device memory to leave to the model's steps.
     Raises ConfigError when one request of `max_model_len` tokens would not fit.
     """
-    budget = kv_budget(config, driver)
+    budget = kv_budget(config, driver, activations)
     device = driver.device
     kind = (
         DEFAULT_LAYOUT.get(device.type, KVLayout.INTERLEAVED)
