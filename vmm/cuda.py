@@ -200,6 +200,13 @@ class CudaDriver:
                 found.append(MappedRange(start, length, handle, access))
         return found
 
+    def check(self) -> None:
+        """Every mapping made here lies in a reservation made here, and the driver confirms it."""
+        reservations = self._books.reservations.items()
+        for va, size in self._books.mapped.items():
+            assert any(base <= va and va + size <= base + length for base, length in reservations), "outside"
+            assert self.mappings(va, size), f"the driver knows no mapping at {va:#x}"
+
     @property
     def read_only(self) -> bool:
         """Whether the device enforces read-only access; tried out once, on a page of its own."""

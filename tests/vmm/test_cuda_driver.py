@@ -106,6 +106,7 @@ def test_life_of_a_page(cuda: FakeCuda, driver: CudaDriver) -> None:
     page = driver.tensor(va + PAGE, (PAGE // 4,), (1,), torch.float32)
     page.fill_(3.0)
     assert va % (1 << 20) == 0 and page.sum() == 3 * PAGE // 4
+    driver.check()
     (found,) = driver.mappings(va, 4 * PAGE) or []
     assert found == (va + PAGE, PAGE, handle, RW)
     driver.release(handle)
@@ -131,6 +132,15 @@ def test_one_call_each(cuda: FakeCuda, driver: CudaDriver) -> None:
         "cuMemSetAccess": 1,
         "cuMemUnmap": 1,
     }
+
+
+def test_the_check_notices_a_mapping_that_is_gone(cuda: FakeCuda, driver: CudaDriver) -> None:
+    va = driver.reserve(PAGE)
+    driver.map(va, PAGE, driver.create(PAGE))
+    driver.check()
+    cuda.host.unmap(va, PAGE)
+    with pytest.raises(AssertionError, match="knows no mapping"):
+        driver.check()
 
 
 def test_errors_carry_the_drivers_own_words(driver: CudaDriver) -> None:
