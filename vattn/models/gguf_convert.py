@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from vattn.errors import ConfigError, UnsupportedModel, VattnError
+from vattn.models.gguf_file import inspect_gguf
 from vattn.models.support import check_supported
 
 
@@ -36,7 +37,16 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         plain.save_pretrained(folder)
     except SafetensorError as why:  # its own type for what the file system said
         raise OSError(str(why)) from why
+    _name_special_tokens(tokenizer, inspect_gguf(gguf).fields)
     tokenizer.save_pretrained(folder)
+
+
+def _name_special_tokens(tokenizer: Any, fields: dict[str, Any]) -> None:
+    """Take special tokens from the file: transformers 5.17 takes the first token for the last."""
+    for role, field in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        token_id = fields.get(f"tokenizer.ggml.{field}_token_id")
+        if token_id is not None and token_id < len(tokenizer):
+            setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(token_id))
 
 
 def _decode(gguf: Path) -> tuple[Any, Any]:
