@@ -9,6 +9,7 @@ import typer
 from vattn.commands.compare import compare
 from vattn.commands.generate import generate
 from vattn.commands.info import info
+from vattn.commands.kernels import kernels
 
 app = typer.Typer(
     help="LLM inference with switchable KV-cache backends: virtual, paged, static.",
@@ -19,6 +20,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(compare)
 app.command()(info)
+app.command()(kernels)
 
 
 def main() -> None:
