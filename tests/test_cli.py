@@ -97,9 +97,9 @@ def test_ctrl_c_ends_quietly(tiny: str) -> None:
     ]
     process = subprocess.Popen([*VATTN, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    process.stdout.readline()  # the workload is announced: it runs
+    assert "requests" in process.stdout.readline(), "the workload is announced: it runs"
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, errors
     assert "Traceback" not in errors
