@@ -38,6 +38,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     except SafetensorError as why:  # its own type for what the file system said
         raise OSError(str(why)) from why
     _name_special_tokens(tokenizer, inspect_gguf(gguf).fields)
+    tokenizer.clean_up_tokenization_spaces = False  # meant for WordPiece; 5.17 warns at each load
     tokenizer.save_pretrained(folder)
 
 

@@ -185,9 +185,7 @@ def _adopt(
 ) -> LoadedModel:
     """Take a model that somebody else built, where it is and as it is."""
     if not isinstance(model, PreTrainedModel):
-        raise ConfigError(
-            f"a model in memory must be transformers' PreTrainedModel, not {type(model).__name__}"
-        )
+        raise ConfigError(f"a model in memory must be a PreTrainedModel, not {type(model).__name__}")
     check_supported(model.config, type(model))
     if model.device.type != place.type:
         raise ConfigError(f"the model is on {model.device}, not on device={str(place)!r}: move it first")
@@ -223,10 +221,14 @@ def _describe(
 def _own_tokenizer(files: _Files) -> Any | None:
     """The tokenizer beside the weights; None if there is none that works."""
     try:
-        return AutoTokenizer.from_pretrained(files.location, **files.options)
-    except Exception as why:
-        logger.warning("%s has no usable tokenizer, so prompts must be token ids: %s", files.location, why)
-        return None
+        tokenizer = AutoTokenizer.from_pretrained(files.location, **files.options)
+        if len(tokenizer) > len(tokenizer.all_special_ids):
+            return tokenizer
+        why: object = "its vocabulary is empty"  # transformers makes one up from the model's type alone
+    except Exception as error:
+        why = error
+    logger.warning("%s has no usable tokenizer, so prompts must be token ids: %s", files.location, why)
+    return None
 
 
 def _tokenizer(tokenizer: Any) -> Any:
