@@ -1,7 +1,9 @@
 """vattn: one inference engine, switchable KV-cache backends (`virtual`, `paged`, `static`).
 
-from vattn import LLM, SamplingParams
-LLM("smollm2", kv_backend="virtual").generate("The capital of France is")
+In two lines:
+
+    from vattn import LLM, SamplingParams
+    LLM("smollm2", kv_backend="virtual").generate("The capital of France is")
 """
 
 from __future__ import annotations

@@ -49,8 +49,9 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append states `[batch, heads, new tokens, dim]`; returns views of all keys and all values.
 
-        Raises `CapacityError` beyond `max_len`, `OutOfMemory` when there is no memory to grow into (and
-        this layer is as before), `ConfigError` for states of another shape and `VattnError` under autograd.
+        Raises `CapacityError` beyond `max_len`, `OutOfMemory` when there is no memory to grow into,
+        `ConfigError` for states of another shape and `VattnError` under autograd. The layer is then as it
+        was; where memory ran out, layers before it hold the new tokens already: `crop(length)` the cache.
         """
         if torch.compiler.is_compiling():
             states: tuple[torch.Tensor, torch.Tensor] = _outside_graph(self, key_states, value_states)
@@ -60,14 +61,9 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     def _append(
         self, key_states: torch.Tensor, value_states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        tape = self._accept(key_states, value_states)
         start = self._length
         end = start + key_states.shape[-2]
-        tape = self._accept(key_states, value_states)
-        if end > tape.tokens:
-            raise CapacityError(
-                f"the cache would hold {end:,} tokens; its max_len is {tape.tokens:,}: "
-                f"VirtualCache(config, max_len=…) may be more, addresses cost no memory"
-            )
         if not end:
             return key_states, value_states
         tape.fit(end)
@@ -235,8 +231,13 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
             )
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        tape = self._tape
+        tape, arena = self._tape, self._arena
         assert tape is not None
+        if self._length + key_states.shape[-2] > arena.max_len:
+            raise CapacityError(
+                f"the cache would hold {self._length + key_states.shape[-2]:,} tokens; its max_len is "
+                f"{arena.max_len:,}: VirtualCache(config, max_len=…) may be more, addresses cost no memory"
+            )
         if not (tape.plan.key.accepts(key_states) and tape.plan.value.accepts(value_states)):
             states = " and ".join(
                 f"{list(each.shape)} of {each.dtype}" for each in (key_states, value_states)

@@ -29,7 +29,8 @@ class VirtualSlidingLayer(VirtualLayer, DynamicSlidingWindowLayer):  # type: ign
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Reserve addresses, twice those of the window."""
         super().lazy_initialization(key_states, value_states)
-        self._sliding_window_tensor = self._sliding_window_tensor.to(self.device)
+        # What transformers hands on where it splits a cache over processes.
+        self._sliding_window_tensor: torch.Tensor = self._sliding_window_tensor.to(self.device)
 
     @property
     def cumulative_length(self) -> int:
@@ -41,7 +42,7 @@ class VirtualSlidingLayer(VirtualLayer, DynamicSlidingWindowLayer):  # type: ign
         self._length = length
 
     def get_max_length(self) -> int:
-        """The window; the text may be of any length."""
+        """The window, as transformers says it; the text may be longer."""
         return int(self.sliding_window)
 
     def _append(
@@ -71,11 +72,12 @@ class VirtualSlidingLayer(VirtualLayer, DynamicSlidingWindowLayer):  # type: ign
         """More than the ring holds: keep the last ones, return all."""
         states = key_states, value_states
         start, end = self._length, self._length + key_states.shape[-2]
+        tape.fit(end)
         if held:
             window = tape.keys(start - held, start), tape.values(start - held, start)
-            states = (torch.cat([window[0], key_states], -2), torch.cat([window[1], value_states], -2))
-        self._held = min(self.sliding_window - 1, held + end - start)
+            states = torch.cat([window[0], key_states], -2), torch.cat([window[1], value_states], -2)
         self._length = end
+        self._held = min(self.sliding_window - 1, held + end - start)
         kept = min(self._held, end - start)
         if kept:
             self._write(tape, key_states[:, :, -kept:], value_states[:, :, -kept:])
