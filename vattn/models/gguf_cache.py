@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vattn.errors import ConfigError, VattnError
+from vattn.errors import ConfigError, ModelNotFound, VattnError
 
 FORMAT = 1  # of what a copy holds; a change makes old copies unknown, and they are rebuilt
 MARKER = "complete.json"
@@ -41,13 +41,19 @@ def cache_folder() -> Path:
 
 
 def converted_copy(
-    gguf: Path, convert: Convert, *, announce: Callable[[str], None], folder: Path | None = None
+    gguf: Path,
+    convert: Convert,
+    *,
+    announce: Callable[[str], None],
+    check: Callable[[Path], object] = lambda gguf: None,
+    folder: Path | None = None,
 ) -> tuple[Path, str]:
     """The folder with the converted copy of `gguf` and the file's hash; converts if there is none.
 
-    `announce` receives one line when that takes time. Several processes may ask at once: one converts,
-    the others wait for it. `gguf` is not checked here. Raises ConfigError if the copy cannot be written;
-    what `convert` raises passes through. Then nothing is left behind.
+    `check` sees the file before it is converted, and raises if it should not be; a file with a copy has
+    passed. `announce` receives one line before a long wait. Several processes may ask at once: one
+    converts, the others wait for it. What `check` and `convert` raise passes through, and then nothing
+    is left behind. Raises ConfigError if the copy cannot be written.
     """
     folder = cache_folder() if folder is None else folder
     try:
@@ -55,6 +61,7 @@ def converted_copy(
         digest = _digest(gguf, folder / "seen")
         copy = folder / digest
         if not is_complete(copy):
+            check(gguf)
             with _lock(folder / f"{digest}.lock", announce):
                 if not is_complete(copy):
                     announce(f"Converting {gguf.name} (first time, about 30 s)…")
@@ -110,14 +117,17 @@ def _list_files(folder: Path) -> dict[str, list[Any]]:
 
 def _digest(path: Path, seen: Path) -> str:
     """SHA-256 of a file; remembered as long as its size and time of change stay."""
-    stat = path.stat()
-    state = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
     note = seen / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        known = json.loads(note.read_text())
-        if known["state"] == state:
-            return str(known["sha256"])
-    digest = _sha256(path)
+    try:
+        stat = path.stat()
+        state = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            known = json.loads(note.read_text())
+            if known["state"] == state:
+                return str(known["sha256"])
+        digest = _sha256(path)
+    except OSError as why:
+        raise ModelNotFound(f"cannot read {path}: {why.strerror or why}") from why
     with suppress(OSError):  # a cache that can be read but not written still serves
         seen.mkdir(exist_ok=True)
         fresh = note.with_suffix(f".{os.getpid()}.tmp")

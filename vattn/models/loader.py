@@ -133,9 +133,8 @@ def _find(name: str, revision: str | None, trust: bool, announce: Callable[[str]
     if isinstance(source, Hub):
         return _Files(name, source.name, {**options, "local_files_only": source.offline}, None)
     if isinstance(source, Gguf):
-        inspect_gguf(source.path)
         with _quiet():
-            copy, digest = converted_copy(source.path, convert_gguf, announce=announce)
+            copy, digest = converted_copy(source.path, convert_gguf, check=inspect_gguf, announce=announce)
         return _Files(name, str(copy), options, digest, decoded=True)
     stats = ((file.name, file.stat()) for file in sorted(source.path.iterdir()))
     identity = _hash(*(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats))
