@@ -37,7 +37,8 @@ class Caches(RuleBasedStateMachine):
             layer_types=["sliding_attention", "full_attention"],
         )
         self.window, self.record, self.batch = window, record, batch
-        self.theirs = DynamicCache(config=config)
+        self.new = lambda: DynamicCache(config=config)
+        self.theirs = self.new()
         self.ours = VirtualCache(config, layout=layout, page_bytes=page)  # type: ignore[arg-type]
         if record:
             self.theirs.activate_past_recording()
@@ -53,9 +54,11 @@ class Caches(RuleBasedStateMachine):
     def update(self, tokens: int) -> None:
         for layer in range(2):
             keys, values = torch.randn(2, self.batch, HEADS, tokens, DIM, generator=self.generator)
+            visible = self.theirs.get_mask_sizes(tokens, layer)[0]  # older releases may return more than that
             expected = self.theirs.update(keys, values, layer)
             got = self.ours.update(keys, values, layer)
-            assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
+            for mine, other in zip(got, expected, strict=True):
+                assert torch.equal(mine, other[:, :, -visible:])
 
     @precondition(lambda self: self.length and (self.record or self.length < self.window))
     @rule(data=st.data())
@@ -92,7 +95,9 @@ class Caches(RuleBasedStateMachine):
 
     @rule(batch=st.integers(1, 3))
     def reset(self, batch: int) -> None:
-        self.theirs.reset()
+        self.theirs = self.new()  # older releases only zero what they hold
+        if self.record:
+            self.theirs.activate_past_recording()
         self.ours.reset()
         self.batch = batch
         assert not self.ours.nbytes

@@ -77,6 +77,29 @@ def test_states_of_another_shape(other: torch.Tensor) -> None:
     cache.update(other, other, 0)  # after a reset it may hold others
 
 
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        (states(batch=0), states(batch=0)),
+        (states(batch=2), states()),
+        (states(tokens=2), states(tokens=1)),
+        (states()[0], states()[0]),
+    ],
+    ids=["no sequence", "batches differ", "tokens differ", "three dimensions"],
+)
+def test_states_that_are_none(keys: torch.Tensor, values: torch.Tensor) -> None:
+    cache = VirtualCache(max_len=64)
+    with pytest.raises(ConfigError, match=r"must be \[batch, heads, tokens, dim\]"):
+        cache.update(keys, values, 0)
+    cache.update(states(), states(), 0)
+    with pytest.raises(ConfigError):
+        cache.update(states(tokens=2), states(tokens=1), 0)
+    with pytest.raises(ConfigError, match="at least one number"):
+        cache.batch_select_indices(torch.tensor([], dtype=torch.long))
+    assert cache.get_seq_length() == 3
+    cache.check()
+
+
 def test_max_len_stops_generate() -> None:
     target = model("llama")
     cache = VirtualCache(target.config, max_len=10)

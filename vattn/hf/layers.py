@@ -191,13 +191,10 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     def __getstate__(self) -> dict[str, Any]:
         saved = None
         if self._tape is not None:
-            keys, values = self.keys, self.values
+            # Clones: with a view all the addresses around it would be saved.
             saved = (
                 self._tape.plan,
-                None
-                if keys is None
-                else keys.clone(),  # a view would be saved with all the addresses around it
-                None if values is None else values.clone(),
+                *(view if view is None else view.clone() for view in (self.keys, self.values)),
             )
         return {**self.__dict__, "_tape": None, "_saved": saved}
 
@@ -238,7 +235,7 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
                 f"the cache would hold {self._length + key_states.shape[-2]:,} tokens; its max_len is "
                 f"{arena.max_len:,}: VirtualCache(config, max_len=…) may be more, addresses cost no memory"
             )
-        if not (tape.plan.key.accepts(key_states) and tape.plan.value.accepts(value_states)):
+        if not tape.plan.accepts(key_states, value_states):
             states = " and ".join(
                 f"{list(each.shape)} of {each.dtype}" for each in (key_states, value_states)
             )
@@ -261,7 +258,6 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     def _rebatch(self, rows: Sequence[int]) -> None:
         """Move to a new tape whose sequence i is the old sequence `rows[i]`."""
         assert self._tape is not None and self.keys is not None and self.values is not None
-        old = self._tape
         sources = self.keys, self.values
         shapes = (states[:1].expand(len(rows), -1, -1, -1) for states in sources)
         tape = self._new_tape(self._arena.plan(*shapes))
@@ -271,7 +267,6 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
             for row, source in enumerate(rows):
                 target[row].copy_(states[source])
         self._tape, self.batch_size = tape, len(rows)
-        del sources, states, old
 
     def _bare_copy(self, arena: Arena) -> Self:
         copied = type(self).__new__(type(self))

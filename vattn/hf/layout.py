@@ -70,6 +70,10 @@ class Plan(NamedTuple):
         """Bytes of a token in all ranges."""
         return sum(self.ranges)
 
+    def accepts(self, key: torch.Tensor, value: torch.Tensor) -> bool:
+        """Whether these states could be appended."""
+        return self.key.accepts(key) and self.value.accepts(value) and key.shape[2] == value.shape[2]
+
 
 def plan_heads(key: torch.Tensor, value: torch.Tensor) -> Plan:
     """A range per K or V, sequence and head, for states of these shapes and dtypes."""

@@ -53,6 +53,11 @@ class Arena:
 
     def plan(self, key: torch.Tensor, value: torch.Tensor) -> Plan:
         """How states like these are laid out on their device."""
+        if key.dim() != 4 or key.shape[:3] != value.shape[:3] or 0 in (*key.shape[:2], key.shape[3]):
+            raise ConfigError(
+                f"states must be [batch, heads, tokens, dim] of at least one number, and keys like values; "
+                f"these are {list(key.shape)} and {list(value.shape)}"
+            )
         heads = self.layout == "heads" or (self.layout == "auto" and key.device.type == "cpu")
         return plan_heads(key, value) if heads else plan_tokens(key, value)
 
