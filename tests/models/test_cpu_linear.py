@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from tests.models.tiny import MORE, TINY, VOCAB, build
 from vattn.models import cpu_linear
 from vattn.models.cpu_linear import MIN_PACKED_ROWS, PackedLinear, SliceLinear, prepare_for_cpu
+from vattn.models.cpu_norm import FusedRMSNorm, fuse_norms
 
 ALL = {**TINY, **MORE}
 ROWS = (1, 3, MIN_PACKED_ROWS, 33)
@@ -79,6 +80,32 @@ def test_weights_can_still_be_read(name: str) -> None:
         layer = model.get_submodule(path)
         assert torch.equal(layer.weight, weight.t() if name == "gpt2" and path != "lm_head" else weight)
         assert layer.bias is bias if bias is None else torch.equal(layer.bias, bias)
+
+
+NORMS = [("llama", 7), ("qwen3", 9), ("olmo2", 9), ("gemma", 5), ("gpt_neox", 0)]
+
+
+@pytest.mark.parametrize(("name", "norms"), NORMS)
+def test_norms_are_fused_where_that_gives_the_same(name: str, norms: int) -> None:
+    """Qwen3 and OLMo2 normalise q and k too, Gemma stores weights less one, GPT-NeoX has LayerNorm."""
+    model = build(name)
+    before = model.state_dict()
+    prepare_for_cpu(model)
+    assert sum(isinstance(module, FusedRMSNorm) for module in model.modules()) == norms
+    assert all(torch.equal(weight, before[key]) for key, weight in model.state_dict().items())
+
+
+def test_a_norm_that_computes_otherwise_stays() -> None:
+    class ShiftedRMSNorm(nn.Module):
+        def __init__(self, shift: float) -> None:
+            super().__init__()
+            self.weight, self.eps, self.shift = nn.Parameter(torch.ones(8)), 1e-6, shift
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.rms_norm(x, (8,), self.weight, self.eps) + self.shift
+
+    assert fuse_norms(nn.ModuleList([ShiftedRMSNorm(1e-3)])) == 0
+    assert fuse_norms(nn.ModuleList([ShiftedRMSNorm(0.0)])) == 1
 
 
 # ------------------------------------------------------------------ one product for several layers

@@ -1,4 +1,4 @@
-"""Faster linear layers for float32 inference on CPU.
+"""Faster layers for float32 inference on CPU, above all linear ones.
 
 Two changes, exact up to the order of additions:
 
@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
+from vattn.models.cpu_norm import fuse_norms
+
 MIN_PACKED_ROWS = 4  # below, a plain matrix-vector product is the faster one
 PACK_ROWS = 32  # the blocked layout is chosen for this many rows; the same from 8 to 256
 
@@ -36,7 +38,7 @@ SHARED_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def prepare_for_cpu(model: nn.Module) -> int:
-    """Replace the linear layers of a float32 model on CPU, in place; returns how many.
+    """Replace the linear layers (and RMSNorms) of a float32 model on CPU, in place; returns how many linear.
 
     For inference only: weights have no gradient, and the model must stay on the CPU. `state_dict` no
     longer has entries for the layers; their `weight` can be read (it is unpacked each time) but not
@@ -48,6 +50,7 @@ def prepare_for_cpu(model: nn.Module) -> int:
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return 0
+    fuse_norms(model)
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     mapped = _FileMappings()
 
@@ -156,7 +159,7 @@ class _SharedInput:
         held = self._open
         if held is None or held[0] is not x or index not in held[1]:
             product = _multiply(x, self._packed, self._bias)
-            held = self._open = (x, dict(enumerate(torch.split(product, self._sizes, dim=-1))))
+            held = self._open = (x, dict(enumerate(product.split_with_sizes(self._sizes, dim=-1))))
         part = held[1].pop(index)
         if not held[1]:
             self._open = None
