@@ -22,7 +22,7 @@ import triton
 
 from .cases import Case, all_cases
 from .offline import Compiled, compile_only
-from .sass import count, disassemble, integer_count, load_widths, mma_kind
+from .sass import Code, count, disassemble, integer_count, load_widths, mma_kind
 
 FIGURES = Path(__file__).parent / "figures"
 CAPABILITIES = (80, 90, 100)
@@ -75,9 +75,7 @@ class Row:
         return sum(n for width, n in self.loads.items() if width not in ("16", "4"))
 
 
-def measure(case: str, capability: int, compiled: Compiled) -> Row:
-    """Disassemble one kernel; raises sass.ToolMissing without Triton's tools."""
-    code = disassemble(compiled.cubin)
+def measure(case: str, capability: int, compiled: Compiled, code: Code) -> Row:
     loop = code.main_loop()
     return Row(
         case=case,
@@ -110,12 +108,15 @@ def report(
     unknown compute capability, and whatever Triton raises for a kernel that doesn't compile or doesn't fit.
     """
     rows: list[Row] = []
+    codes: dict[bytes, Code] = {}  # several cases share a kernel
     for capability in capabilities:
         for case in filter(select, all_cases()):
             with compile_only(capability) as driver:
                 case.launch(capability)
             for compiled in driver.launches:
-                rows.append(measure(case.name, capability, compiled))
+                code = codes.get(compiled.cubin) or disassemble(compiled.cubin)
+                codes[compiled.cubin] = code
+                rows.append(measure(case.name, capability, compiled, code))
                 progress(rows[-1])
     return rows
 
@@ -130,8 +131,9 @@ def load_figures(path: Path) -> dict[str, Row]:
 
 
 def save_figures(rows: Iterable[Row], path: Path) -> None:
-    content = {"triton": triton.__version__, "kernels": [asdict(row) for row in rows]}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    """A JSON file with one kernel per line, so that differences read as such."""
+    kernels = ",\n".join(json.dumps(asdict(row)) for row in rows)
+    path.write_text(f'{{"triton": "{triton.__version__}", "kernels": [\n{kernels}\n]}}\n')
 
 
 def regressions(rows: Iterable[Row], recorded: dict[str, Row]) -> list[str]:

@@ -77,12 +77,13 @@ class CompileOnlyDriver:
         return GPUTarget("cuda", self.capability, 32)
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
-        """Triton calls this once per kernel, and its result at every launch."""
+        """Called once per kernel; the result at every launch, under whatever driver is active then."""
         names = source.fn.arg_names
         constants = {names[path[0]]: value for path, value in source.constants.items() if len(path) == 1}
 
         def launch(x: int, y: int, z: int, stream: int, function: Function, *arguments: Any) -> None:
-            self.launches.append(Compiled(*function, metadata.num_warps, constants))
+            active = triton.runtime.driver.active
+            active.launches.append(Compiled(*function, metadata.num_warps, constants))
 
         return launch
 

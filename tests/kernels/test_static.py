@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,9 +65,11 @@ def attention(rows: dict[str, Row]) -> Iterator[Row]:
     return (row for row in rows.values() if row.kernel in ("decode_kernel", "prefill_kernel"))
 
 
-def test_nothing_spills(rows: dict[str, Row]) -> None:
-    spilling = [(r.key, r.spills, r.stack) for r in rows.values() if r.spills or r.stack]
-    assert not spilling
+def test_16_bit_kernels_do_not_spill(rows: dict[str, Row]) -> None:
+    """Nor do 8-bit ones with the pinned Triton: see the recorded figures below."""
+    for row in attention(rows):
+        if row.case.split("/")[2] in ("bf16", "fp16"):
+            assert not row.spills and not row.stack, row.key
 
 
 def test_tiles_are_loaded_16_bytes_at_a_time(rows: dict[str, Row]) -> None:
@@ -126,37 +129,51 @@ def test_odd_head_sizes_and_groups_cost_what_their_tile_costs(rows: dict[str, Ro
 
 
 def test_nothing_got_worse_than_recorded(rows: dict[str, Row]) -> None:
-    recorded = aot.load_figures(aot.figures_file()) if aot.figures_file().exists() else {}
-    assert not aot.regressions(rows.values(), recorded)
+    same_triton = aot.load_figures(aot.figures_file()) if aot.figures_file().exists() else {}
+    assert not aot.regressions(rows.values(), same_triton)
 
 
-def test_figures_are_recorded_for_the_triton_that_is_pinned() -> None:
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Row]:
+    """Figures of the Triton that is pinned."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = next(line.removeprefix("triton==") for line in lines if line.startswith("triton=="))
-    figures = aot.load_figures(aot.figures_file(pinned))
+    return aot.load_figures(aot.figures_file(pinned))
+
+
+def test_recorded_figures_are_complete_and_good(recorded: dict[str, Row]) -> None:
     names = {case.name for case in cases.all_cases()}
-    assert {row.case for row in figures.values()} == names, "record again: the list of kernels has changed"
-    spilling = [r.key for r in figures.values() if r.spills and "fp32" not in r.case]
-    narrow = [r.key for r in figures.values() if r.narrow_loads]
-    assert not spilling and not narrow
+    assert {row.case for row in recorded.values()} == names, "record again: the list of kernels has changed"
+    assert not [r.key for r in recorded.values() if r.spills and "fp32" not in r.case]
+    assert not [r.key for r in recorded.values() if r.narrow_loads]
 
 
-@pytest.mark.parametrize("cc", [89, 120])
-def test_consumer_gpus_have_room_for_the_tiles_they_are_given(cc: int) -> None:
+def test_the_documentation_quotes_the_recorded_figures(recorded: dict[str, Row]) -> None:
+    lines = re.findall(r"^\| `(.+?)` \| (.+) \|$", (ROOT / "docs" / "kernels.md").read_text(), re.MULTILINE)
+    quoted = {case: figures for case, figures in lines if case.startswith(("decode/", "prefill/"))}
+    assert len(quoted) > 30
+    for case, figures in quoted.items():
+        sm80, sm90, sm100 = (find(recorded, case, cc) for cc in (80, 90, 100))
+        integer = f"{sm90.integer_share:.0%}"
+        want = [sm80.loop, sm90.loop, sm100.loop, f"{sm90.per_key:.1f}", integer, sm90.registers]
+        assert figures == " | ".join(map(str, want)), case
+
+
+def test_consumer_gpus_have_room_for_the_largest_tiles() -> None:
     """Too much shared memory is an error, as it would be at launch."""
-    done = check("--cc", str(cc), "--only", "contiguous/bf16/d256")
+    done = check("--cc", "89,120", "--only", "contiguous/fp32/d256")
     assert done.returncode == 0, done.stderr
 
 
 def test_a_regression_fails_the_check(rows: dict[str, Row]) -> None:
     row = find(rows, "decode/contiguous/bf16/d128", 90)
-    recorded = {row.key: row}
-    assert aot.regressions([row, replace(row, loop=row.loop + 5)], recorded) == []
+    before = {row.key: row}
+    assert aot.regressions([row, replace(row, loop=row.loop + 5)], before) == []
     worse = replace(row, loop=row.loop * 2, spills=1, loads={"2": 8}, mma_kind="none")
-    found = "\n".join(aot.regressions([worse], recorded))
+    found = "\n".join(aot.regressions([worse], before))
     for word in ("loop", "spills", "narrow_loads", "mma_kind"):
         assert f"{row.key}: {word} was" in found
-    assert aot.regressions([replace(worse, case="something new")], recorded) == []
+    assert aot.regressions([replace(worse, case="something new")], before) == []
 
 
 def test_figures_survive_a_round_trip(rows: dict[str, Row], tmp_path: Path) -> None:
