@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -118,6 +119,8 @@ class LLM:
             )
         self._device = next(self.loaded.model.parameters()).device
         self._lock = threading.RLock()
+        self._inside = 0
+        self._abandoned: deque[str] = deque()
         self._ids = itertools.count()
         self._mailboxes: dict[str, deque[RequestOutput]] = {}
         self._closed = False
@@ -198,12 +201,12 @@ class LLM:
     # ------------------------------------------------------------------ look
     def memory_usage(self) -> MemoryUsage:
         """What the KV cache holds right now, in bytes."""
-        with self._lock:
+        with self._exclusive():
             return self._kv.usage()
 
     def metrics(self) -> EngineMetrics:
         """Counters since this engine started; a copy."""
-        with self._lock:
+        with self._exclusive():
             return replace(self.engine.metrics, kv_stats=self._kv.stats())
 
     def describe_kv(self) -> dict[str, str | int]:
@@ -215,13 +218,13 @@ class LLM:
 
     def check(self) -> None:
         """Raise AssertionError unless every book of scheduler and cache balances."""
-        with self._lock:
+        with self._exclusive():
             self.engine.scheduler.check()
 
     # ------------------------------------------------------------------ end
     def close(self) -> None:
         """Abort what runs and give all KV memory back. Idempotent; the model stays usable."""
-        with self._lock:
+        with self._exclusive():
             if self._closed:
                 return
             self._closed = True
@@ -249,8 +252,34 @@ class LLM:
         if self._own_driver is not None:
             self._own_driver.close()
 
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One thread in the engine at a time; streams that were dropped unread end when it leaves."""
+        with self._lock:
+            self._inside += 1
+            try:
+                yield
+            finally:
+                self._inside -= 1
+                self._reap()
+
+    def _reap(self) -> None:
+        while not self._inside and self._abandoned:
+            request_id = self._abandoned.popleft()
+            self._mailboxes.pop(request_id, None)
+            self.engine.abort(request_id)
+
+    def _abandon(self, request_id: str) -> None:
+        """End a request from a finaliser, which the garbage collector may run in the middle of a step."""
+        self._abandoned.append(request_id)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._reap()
+            finally:
+                self._lock.release()
+
     def _tokenize(self, prompt: Prompt) -> TokenizedPrompt:
-        return tokenize(prompt, self.loaded.tokenizer, self.loaded.spec.vocab_size)
+        return tokenize(prompt, self.loaded.tokenizer)
 
     def _render(
         self, messages: Sequence[Message], chat_template: str | None, add_generation_prompt: bool
@@ -275,7 +304,7 @@ class LLM:
         """Accept all of the prompts, or none."""
         if len(params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts came with {len(params)} sampling parameters")
-        with self._lock:
+        with self._exclusive():
             if self._closed:
                 raise RequestError("the engine is closed")
             for prompt, p in zip(prompts, params, strict=True):
@@ -289,7 +318,7 @@ class LLM:
             return added
 
     def _drop(self, request_ids: Sequence[str]) -> None:
-        with self._lock:
+        with self._exclusive():
             for request_id in request_ids:
                 self._mailboxes.pop(request_id, None)
                 self.engine.abort(request_id)
@@ -297,7 +326,7 @@ class LLM:
     def _pump(self, request_id: str) -> RequestOutput:
         """The next output of a request, stepping the engine until there is one."""
         while True:
-            with self._lock:
+            with self._exclusive():
                 if self._closed:
                     raise RequestError("the engine was closed while the request ran")
                 mailbox = self._mailboxes[request_id]
@@ -365,4 +394,4 @@ class OutputStream(Iterator[RequestOutput]):
 
     def __del__(self) -> None:
         if self.__dict__.get("_open"):
-            self.close()
+            self._llm._abandon(self.request_id)

@@ -38,7 +38,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return items  # type: ignore[return-value]
 
 
-def tokenize(prompt: Prompt, tokenizer: Any | None, vocab_size: int) -> TokenizedPrompt:
+def tokenize(prompt: Prompt, tokenizer: Any | None) -> TokenizedPrompt:
     """Turn a prompt into token ids. Raises RequestError for anything that is not a prompt."""
     text: str | None = None
     if isinstance(prompt, Mapping):
@@ -65,8 +65,4 @@ def tokenize(prompt: Prompt, tokenizer: Any | None, vocab_size: int) -> Tokenize
     for position, token in enumerate(token_ids):
         if isinstance(token, bool) or not isinstance(token, int):
             raise RequestError(f"prompt token {position} is {token!r}: token ids are whole numbers")
-        if not 0 <= token < vocab_size:
-            raise RequestError(
-                f"prompt token {position} is {token}: the model's vocabulary has ids 0 to {vocab_size - 1}"
-            )
     return TokenizedPrompt(text, token_ids)

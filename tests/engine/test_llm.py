@@ -78,6 +78,25 @@ def test_a_stream_shows_every_token_and_leaving_it_aborts() -> None:
         llm.check()
 
 
+def test_a_stream_collected_in_the_middle_of_a_step_ends_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_llm(NAME, "paged-16", max_model_len=96) as llm:
+        streams = [llm.stream([1, 2, 3], GREEDY), llm.stream([4, 5], GREEDY)]
+        next(streams[0])
+        run = llm.engine.pipeline.runner.run
+
+        def collecting(*args: object) -> torch.Tensor:
+            if len(streams) == 2:
+                streams.pop()
+                assert len(llm.engine.scheduler.running) == 2, "the step it is in goes on"
+            return run(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(llm.engine.pipeline.runner, "run", collecting)
+        next(streams[0])
+        assert len(llm.engine.scheduler.running) == 1
+        llm.check()
+        assert len(list(streams[0])[-1].outputs[0].token_ids) == 8
+
+
 @backends
 def test_seeded_sampling_ignores_company_and_preemption(backend: str) -> None:
     prompts = random_prompts(4, [12, 20, 7, 33, 15], loaded(NAME).spec.vocab_size)

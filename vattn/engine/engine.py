@@ -76,9 +76,11 @@ class Engine:
         if not length:
             raise RequestError("the prompt is empty: it needs at least one token")
         vocab_size = self.loaded.spec.vocab_size
-        bad = next((t for t in prompt_token_ids if not 0 <= t < vocab_size), None)
-        if bad is not None:
-            raise RequestError(f"token id {bad} is not in the vocabulary (0 to {vocab_size - 1})")
+        for position, token in enumerate(prompt_token_ids):
+            if not 0 <= token < vocab_size:
+                raise RequestError(
+                    f"prompt token {position} is {token}: the model's vocabulary is 0 to {vocab_size - 1}"
+                )
         if self._vocabulary is None and (params.stop_strings or params.bad_words):
             raise RequestError("stop strings and bad_words need a tokenizer; the model came without one")
         params.verify(vocab_size, self._bad_words(params))
