@@ -45,7 +45,8 @@ def main() -> None:
             answers[backend] = [output.outputs[0].token_ids for output in outputs]
             usage = llm.memory_usage()
             print(
-                f"{backend:8}{usage.physical:13,} bytes of memory in {usage.virtual_reserved:13,} of addresses"
+                f"{backend:8}{usage.physical:13,} bytes of memory,"
+                f"{usage.virtual_reserved:15,} bytes of addresses"
             )
     for output in outputs:
         print(repr(output.outputs[0].text or output.outputs[0].token_ids))

@@ -16,10 +16,12 @@ from caches import CACHE_ARGUMENT, fill, states
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
-def cache_time(make: Callable[[], Any], config: LlamaConfig, context: int, steps: int) -> float:
-    """Median seconds to append one token to all layers of a cache that holds `context` tokens."""
-    cache = make()
-    fill(cache, config, states(config, context))
+def cache_time(make: Callable[[], Any], config: LlamaConfig, context: int, steps: int) -> tuple[float, float]:
+    """Seconds to put a prompt of `context` tokens into all layers, and one token more (median of `steps`)."""
+    cache, prompt = make(), states(config, context)
+    start = time.perf_counter()
+    fill(cache, config, prompt)
+    prompt_s = time.perf_counter() - start
     token = states(config, 1)
     fill(cache, config, token)
     times = []
@@ -27,7 +29,7 @@ def cache_time(make: Callable[[], Any], config: LlamaConfig, context: int, steps
         start = time.perf_counter()
         fill(cache, config, token)
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return prompt_s, statistics.median(times)
 
 
 def model_time(model: LlamaForCausalLM, make: Callable[[], Any], context: int, steps: int) -> float:

@@ -22,6 +22,11 @@ from measure import cache_time, model_time, peak_memory
 from plot import plot
 
 CONTEXTS = [512, 1024, 2048, 4096, 8192, 16384]
+TABLES = (
+    ("cache_s", "cache alone, a token"),
+    ("model_s", "whole model, a token"),
+    ("prompt_s", "cache alone, a prompt of that length"),
+)
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -58,12 +63,14 @@ def _measure(config: Any, contexts: list[int], rounds: int, steps: int) -> dict[
     makes = {cache: make for cache, make in makes.items() if cache not in absent}
     model = build(config)
     series: dict[str, dict[str, list[list[float]]]] = {
-        kind: {cache: [[] for _ in contexts] for cache in makes} for kind in ("cache_s", "model_s")
+        kind: {cache: [[] for _ in contexts] for cache in makes} for kind, _ in TABLES
     }
     for index, context in enumerate(contexts):
         for _ in range(rounds):  # one after the other: what the machine does besides hits all of them
             for cache, make in makes.items():
-                series["cache_s"][cache][index].append(cache_time(make, config, context, steps))
+                prompt_s, token_s = cache_time(make, config, context, steps)
+                series["prompt_s"][cache][index].append(prompt_s)
+                series["cache_s"][cache][index].append(token_s)
         for _ in range(rounds):
             for cache, make in makes.items():
                 series["model_s"][cache][index].append(model_time(model, make, context, steps))
@@ -78,8 +85,8 @@ def _measure(config: Any, contexts: list[int], rounds: int, steps: int) -> dict[
 
 def _print(name: str, result: dict[str, Any], contexts: list[int]) -> None:
     print(f"\n{name}: {result['token_bytes']:,} bytes of KV per token")
-    for kind, title in (("cache_s", "cache alone"), ("model_s", "whole model")):
-        print(f"  {title}, ms per token: median (least to most); how many times dynamic's time")
+    for kind, title in TABLES:
+        print(f"  {title}, ms: median (least to most); how many times dynamic's time")
         print("  " + "".join(f"{column:>27}" for column in ("", *contexts)))
         for cache, rows in result[kind].items():
             cells = []

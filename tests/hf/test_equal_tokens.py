@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from tests.hf.models import NAMES, WINDOW, forward, generate, model, prompts
 from vattn import VirtualCache
+from vattn.vmm.host import HostDriver
 
 GREEDY = {"do_sample": False, "max_new_tokens": 12}
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -45,12 +46,12 @@ def test_tokens_are_those_of_dynamic_cache(name: str, way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["llama", "gemma3_text-sliding"])
-def test_in_the_layout_of_gpus_too(name: str, way: str) -> None:
+def test_in_the_layout_and_with_the_pages_of_gpus_too(name: str, way: str) -> None:
     shape, options = WAYS[way]
     target, inputs = model(name), prompts(**shape)
     if "assistant_model" in options:
         options = {**options, "assistant_model": model("llama", seed=3)}
-    cache = VirtualCache(target.config, layout="tokens")
+    cache = VirtualCache(target.config, layout="tokens", driver=HostDriver(granularity=2 << 20))
 
     tokens = generate(target, inputs, cache, **options)
 

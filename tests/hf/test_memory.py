@@ -288,6 +288,24 @@ class TestFailure:
                 append(cache, 1)
             assert cache.get_seq_length() == asked - 1
 
+    def test_addresses_that_cannot_be_had(self) -> None:
+        driver = FaultyDriver(HostDriver(), fail_at=1, kinds=["reserve"])
+        cache = VirtualCache(config(), driver=driver)
+        with pytest.raises(DriverError) as failure:
+            append(cache, 1)
+        assert "max_len" in failure.value.__notes__[0]
+        append(cache, 1)
+        assert cache.get_seq_length() == 1
+
+    def test_mappings_that_cannot_be_had(self) -> None:
+        driver = FaultyDriver(HostDriver(), kinds=["map"])
+        cache = VirtualCache(config(), driver=driver)
+        append(cache, 1)
+        driver.arm(1)
+        with pytest.raises(DriverError) as failure:
+            append(cache, 1000)
+        assert "page_bytes" in failure.value.__notes__[0]
+
     def test_a_window_that_cannot_turn_is_tried_again(self) -> None:
         driver = FaultyDriver(HostDriver(granularity=4096), kinds=["map"])
         cache = VirtualCache(_sliding(64), driver=driver)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,10 +183,13 @@ class TestCopies:
         copied = pickle.loads(pickle.dumps(copy.deepcopy(VirtualCache(model("llama").config))))
         assert generate(model("llama"), prompts(1, 5), copied, **GREEDY).shape == (1, 15)
 
-    def test_the_file_is_as_large_as_the_tokens(self) -> None:
+    def test_the_file_is_as_large_as_the_tokens(self, tmp_path: Path) -> None:
         cache = VirtualCache(max_len=1 << 20)
         cache.update(torch.randn(1, 2, 10, 16), torch.randn(1, 2, 10, 16), 0)
         assert len(pickle.dumps(cache)) < cache.nbytes + 10_000
+        torch.save(cache, tmp_path / "cache.pt")
+        loaded = torch.load(tmp_path / "cache.pt", weights_only=False)
+        assert torch.equal(loaded.layers[0].keys, cache.layers[0].keys)
 
 
 class TestDecoding:

@@ -56,8 +56,12 @@ class Tape:
         self.plan = plan
         self.tokens = tokens
         page = source.pool.page_bytes
-        self._ring_pages = [-(-tokens * size // page) for size in plan.ranges]
-        self._memory = _Memory(source, len(plan.ranges), self._row_pages() * page)
+        self._most_pages = [-(-tokens * size // page) for size in plan.ranges]
+        try:
+            self._memory = _Memory(source, len(plan.ranges), self._row_pages() * page)
+        except DriverError as error:
+            error.add_note("VirtualCache(max_len=…) sets how many addresses are reserved")
+            raise
         self._leases: list[weakref.ref[_Lease]] = []
         self._key_base: torch.Tensor | None = None
         self._value_base: torch.Tensor | None = None
@@ -98,7 +102,7 @@ class Tape:
         space = self._memory.space
         if all(space.mapped(row) <= pages for row, pages in enumerate(wanted)):
             return True
-        if self.lent:
+        if not self._alone():
             return False
         self._memory.driver.synchronize()
         try:
@@ -110,14 +114,6 @@ class Tape:
         return True
 
     @property
-    def lent(self) -> bool:
-        """Whether somebody else holds a view. Lets go of the tape's own."""
-        self._key_base = self._value_base = None
-        self._ready = 0
-        self._leases = [lease for lease in self._leases if lease() is not None]
-        return bool(self._leases)
-
-    @property
     def page_bytes(self) -> int:
         """What the layer grows by: a driver page in each range."""
         return self._memory.space.page_bytes * len(self.plan.ranges)
@@ -126,7 +122,7 @@ class Tape:
     def nbytes_mapped(self) -> int:
         """Bytes of memory held, a page that is mapped twice once."""
         space = self._memory.space
-        pages = (min(space.mapped(row), most) for row, most in enumerate(self._ring_pages))
+        pages = (min(space.mapped(row), most) for row, most in enumerate(self._most_pages))
         return sum(pages) * space.page_bytes
 
     @property
@@ -142,7 +138,7 @@ class Tape:
     # What a ring does differently
 
     def _row_pages(self) -> int:
-        return max(self._ring_pages)
+        return max(self._most_pages)
 
     def _pages(self, token_bytes: int, end: int) -> int:
         return -(-end * token_bytes // self._memory.space.page_bytes)
@@ -186,6 +182,13 @@ class Tape:
             self._flat(part, lease) for part in (self.plan.key, self.plan.value)
         )
 
+    def _alone(self) -> bool:
+        """Let go of those tensors; whether nobody else holds a view of them or of earlier ones."""
+        self._key_base = self._value_base = None
+        self._ready = 0
+        self._leases = [lease for lease in self._leases if lease() is not None]
+        return not self._leases
+
     def _flat(self, part: Part, lease: _Lease) -> torch.Tensor:
         space = self._memory.space
         last = part.range + (part.batch - 1) * part.batch_step[0] + (part.heads - 1) * part.head_step[0]
@@ -205,7 +208,7 @@ class Ring(Tape):
     def __init__(self, source: Source, plan: Plan, tokens: int) -> None:
         super().__init__(source, plan, tokens)
         page = source.pool.page_bytes
-        rings = [pages * page for pages in self._ring_pages]
+        rings = [pages * page for pages in self._most_pages]
         self._key_ring, self._value_ring = rings[plan.key.range], rings[plan.value.range]
         self.tokens = min(ring // size for ring, size in zip(rings, plan.ranges, strict=True))
 
@@ -217,8 +220,8 @@ class Ring(Tape):
             super().fit(end)
             return
         space = self._memory.space
-        self._extend(self._ring_pages)
-        for row, pages in enumerate(self._ring_pages):
+        self._extend(self._most_pages)
+        for row, pages in enumerate(self._most_pages):
             if space.mapped(row) == pages:
                 space.alias(row, space.pages(row), Access.READ_WRITE)
         self._lend()
@@ -226,11 +229,11 @@ class Ring(Tape):
 
     def cut(self, end: int) -> bool:
         """As for a tape; a ring that has turned gives back everything or nothing."""
-        turned = any(self._memory.space.mapped(row) > pages for row, pages in enumerate(self._ring_pages))
+        turned = any(self._memory.space.mapped(row) > pages for row, pages in enumerate(self._most_pages))
         return True if turned and end else super().cut(end)
 
     def _row_pages(self) -> int:
-        return 2 * max(self._ring_pages)
+        return 2 * max(self._most_pages)
 
     def _first(self, part: Part, position: int) -> int:
         ring = self._key_ring if part is self.plan.key else self._value_ring
