@@ -175,9 +175,9 @@ def decode(
     decode_kernel[op.decode_grid(num_splits)](
         op.q, op.k, op.v, op.out, partial, lse, block_table, seq_lens, split_len, *op.scale_arguments(),
         num_splits, op.q_heads, *op.qo_strides(), block_table.stride(0), *op.kv_strides(),
-        BLOCK_SIZE=block_size, BLOCK_H=op.block_h, ONE_SPLIT=splits is None, **op.constants(tile),
+        BLOCK_SIZE=block_size, BLOCK_H=op.block_h, ONE_SPLIT=num_splits == 1, **op.constants(tile),
     )  # fmt: skip
-    if splits:
+    if splits and num_splits > 1:
         combine(op.out, seq_lens, splits, tile.block_n)
     return op.out
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from .launch import Operands, next_power_of_2
 from .softmax import MINUS_INFINITY
+from .walk import split_length
 
 GRANULE = 256
 """Plans use multiples of this many tokens: whole tiles of every kernel and whole blocks up to this size."""
@@ -33,10 +34,10 @@ MAX_SPLITS = 64
 """More parts per request than this cost more to sum than they save."""
 
 START_TOKENS = 64
-"""What starting a program costs, in tokens of work: filling the pipeline and writing its part."""
+"""What starting a program costs, in tokens of work: filling the pipeline, writing its part. An estimate."""
 
 SUM_TOKENS = 512
-"""What the second kernel costs, in tokens of work of one program."""
+"""What the second kernel costs, in tokens of work of one program. An estimate."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,11 @@ class SplitBuffers:
 def split_arguments(
     buffers: SplitBuffers | None, op: Operands
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, int]:
-    """partial, lse, split_len, num_splits of a decode kernel; ValueError if the buffers don't fit."""
-    if buffers is None:
+    """partial, lse, split_len, num_splits of a decode kernel; ValueError if the buffers don't fit.
+
+    One split needs neither parts nor a sum.
+    """
+    if buffers is None or buffers.num_splits == 1:
         return None, None, None, 1
     have, need = buffers.partial.shape, op.q.shape
     if have[0] < need[0] or have[1] != need[1] or have[3] != need[2]:
@@ -130,9 +134,7 @@ def combine_kernel(
     head = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
     seq_len = tl.load(seq_lens + request)
-    # The same rounding as in walk.split_bounds.
-    length = tl.maximum(tl.cdiv(tl.load(split_len), BLOCK_N), 1) * BLOCK_N
-    count = tl.minimum(tl.cdiv(seq_len, length), num_splits)
+    count = tl.minimum(tl.cdiv(seq_len, split_length(split_len, seq_len, BLOCK_N)), num_splits)
     dims = tl.arange(0, BLOCK_D)
     splits = tl.arange(0, BLOCK_S)
     first = (request * q_heads + head) * num_splits

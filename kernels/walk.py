@@ -55,18 +55,24 @@ def tile_tokens(BLOCK_N: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def split_length(split_len, seq_len, BLOCK_N: tl.constexpr):
+    """Tokens per split: what the plan says, rounded up to whole tiles; sane whatever number stands there."""
+    return tl.maximum(tl.cdiv(tl.minimum(tl.load(split_len), seq_len), BLOCK_N), 1) * BLOCK_N
+
+
+@triton.jit
 def split_bounds(seq_lens, split_len, request, split, num_splits,
                  BLOCK_N: tl.constexpr, ONE_SPLIT: tl.constexpr):  # fmt: skip
     """Tokens [first, last) of a split.
 
-    split_len is rounded up to whole tiles and the last split takes all that is left, so whatever number
-    stands in `split_len`, every token is attended to once: a stale plan costs time, never correctness.
+    The last split takes all that is left, so every token is attended to once whatever the plan says: a
+    stale plan costs time, never correctness.
     """
     last = tl.load(seq_lens + request)
     if ONE_SPLIT:
         first = 0
     else:
-        length = tl.maximum(tl.cdiv(tl.load(split_len), BLOCK_N), 1) * BLOCK_N
+        length = split_length(split_len, last, BLOCK_N)
         first = split * length
         last = tl.where(split == num_splits - 1, last, tl.minimum(first + length, last))
     return first, last

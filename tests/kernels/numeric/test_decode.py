@@ -76,7 +76,9 @@ def test_blocks_smaller_and_larger_than_a_tile(block_size: int, device: torch.de
         pytest.param(16, 2, id="stale, made for shorter contexts: the last split takes the rest"),
         pytest.param(5, 3, id="no multiple of a tile"),
         pytest.param(0, 3, id="never written"),
-        pytest.param(4096, 2, id="longer than everything"),
+        pytest.param(2**31 - 1, 2, id="longer than everything"),
+        pytest.param(-7, 3, id="nonsense"),
+        pytest.param(16, 1, id="one split"),
     ],
 )
 def test_splits_add_up_whatever_the_plan_says(
