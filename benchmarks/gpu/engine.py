@@ -315,8 +315,8 @@ def main() -> int:
     plans = DRY_PLANS if options.dry else PLANS
     state = survive.load(options.json)
     state = {
-        "environment": environment(), "dry": options.dry, "fatal": {}, "engines": [], "runs": [], **state,
-        "failed": [], "not_run": [], "complete": False,
+        "environment": environment(), "dry": options.dry, "fatal": {}, "runs": [], **state,
+        "engines": [], "failed": [], "not_run": [], "complete": False,
     }  # fmt: skip
     state["workloads"] = {plan.model: describe(plan) for plan in plans}
     for plan in plans:
@@ -338,7 +338,7 @@ def main() -> int:
     state["complete"] = True
     survive.store(options.json, state)
     print(f"{len(state['runs'])} runs, {len(state['failed'])} failed, {len(state['not_run'])} not run")
-    return 0 if state["runs"] else 1
+    return 1 if state["failed"] or not state["runs"] else 0
 
 
 def describe(plan: Plan) -> dict[str, Any]:

@@ -42,10 +42,10 @@ export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 HF_HUB_O
 
 # Seconds of each stage at most; with the summary's they sum to 535.
 #        stage        real  dry
-limits=( machine        30   40
+limits=( machine        25   60
          conformance    35   60
-         tests          75   60
-         sanitizer      50   60
+         tests          85   60
+         sanitizer      45   60
          vmm            30   60
          kernels       115   90
          engine        190   60 )
@@ -61,15 +61,17 @@ limit_of() {  # STAGE -> its seconds
 failures=0
 names=()
 
-# stage NAME COMMAND...: run within the stage's limit, print and log, record. `{}` in the command: its JSON file.
+# stage NAME COMMAND...: run within the stage's limit, print and log, record. In the command {} stands for its JSON
+# file, and {budget} for the seconds after which a benchmark should stop by itself, so that it can still write.
 stage() {
     local name=$1 limit code=-1 began=0 ended=0 left; shift
     local result="$work/$name.json" log="$work/$name.log"
-    local command=("${@//\{\}/$result}")
     names+=("$name")
     limit=$(limit_of "$name")
     left=$((total - summary_limit - SECONDS))
     if [ ${#dry[@]} -eq 0 ] && [ "$limit" -gt "$left" ]; then limit=$left; fi
+    local command=("${@//\{\}/$result}")
+    command=("${command[@]//\{budget\}/$((limit - 15))}")
     echo; echo "== $name, at most $limit s"
     if [ "$limit" -gt 0 ]; then
         began=${EPOCHREALTIME/,/.}
@@ -89,9 +91,6 @@ stage() {
     [ "$code" -eq 0 ] || failures=$((failures + 1))
 }
 
-# A benchmark stops by itself this many seconds before its limit, so that it can still write.
-budget() { echo $(($(limit_of "$1") - 15)); }
-
 device=cuda
 if [ ${#dry[@]} -gt 0 ]; then
     device=cpu
@@ -106,11 +105,11 @@ gpu=benchmarks.gpu
 rm -f "$OUT"/gpu-{machine,conformance,tests,sanitizer,vmm,kernels,engine}.json "$OUT/gpu-summary.md"
 stage machine     "${py[@]}" $gpu.machine --json {} "${dry[@]}"
 stage conformance "${py[@]}" vattn.cli vmm test --device $device --json {}
-stage tests       "${interpreted[@]}" "${py[@]}" $gpu.hardware_tests --json {} --budget-s "$(budget tests)" "${dry[@]}"
+stage tests       "${interpreted[@]}" "${py[@]}" $gpu.hardware_tests --json {} --budget-s {budget} "${dry[@]}"
 stage sanitizer   "${py[@]}" $gpu.sanitizer --json {} "${dry[@]}"
 stage vmm         "${py[@]}" vattn.cli vmm bench --device $device --json {}
-stage kernels     "${interpreted[@]}" "${py[@]}" $gpu.survive $gpu.kernels --json {} --budget-s "$(budget kernels)" "${dry[@]}"
-stage engine      "${py[@]}" $gpu.survive $gpu.engine --json {} --budget-s "$(budget engine)" "${dry[@]}"
+stage kernels     "${interpreted[@]}" "${py[@]}" $gpu.survive $gpu.kernels --json {} --budget-s {budget} "${dry[@]}"
+stage engine      "${py[@]}" $gpu.survive $gpu.engine --json {} --budget-s {budget} "${dry[@]}"
 
 echo
 timeout "$((summary_limit + 20 * (${#dry[@]} > 0)))" "${py[@]}" $gpu.summary --out "$OUT" "${names[@]}" || failures=$((failures + 1))
