@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -100,12 +101,13 @@ def sweep() -> Iterator[Problem]:
             yield from fresh(Problem("prefill", heads, 1, context))
         for batch, context in DECODE_FIRST[1:most]:
             yield from fresh(Problem("decode", heads, batch, context))
+    # The rest by size, so that virtual memory only grows: creating pages is what takes time.
+    grid = sorted(((batch, context) for batch in BATCHES for context in CONTEXTS), key=math.prod)
     for heads in (LLAMA_3_8B, QWEN3_1_7B):
         for context in PREFILL_FIRST:
             yield from fresh(Problem("prefill", heads, 1, context))
-        for batch in BATCHES:
-            for context in CONTEXTS:
-                yield from fresh(Problem("decode", heads, batch, context))
+        for batch, context in grid:
+            yield from fresh(Problem("decode", heads, batch, context))
 
 
 def dry_sweep() -> Iterator[Problem]:
