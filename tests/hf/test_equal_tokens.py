@@ -16,7 +16,10 @@ GREEDY = {"do_sample": False, "max_new_tokens": 12}
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "greedy": ({"batch": 1, "tokens": 9}, GREEDY),
     "greedy, a batch padded on the left": ({"batch": 3, "tokens": 9, "padding": 4}, GREEDY),
-    "sampled": ({"batch": 2, "tokens": 9, "padding": 2}, {"do_sample": True, "max_new_tokens": 12}),
+    "sampled": (
+        {"batch": 2, "tokens": 9, "padding": 2},
+        {"do_sample": True, "max_new_tokens": 12, "num_return_sequences": 2},
+    ),
     "beams": (
         {"batch": 2, "tokens": 9, "padding": 3},
         {**GREEDY, "num_beams": 3, "num_return_sequences": 2},

@@ -186,6 +186,38 @@ def test_a_cache_of_its_own_driver_closes_it() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.parametrize("let_go", ["crop", "reset", "collect", "window", "batch"])
+def test_the_device_is_waited_for_before_pages_are_taken(let_go: str) -> None:
+    driver = Recorder(HostDriver())
+    cache = VirtualCache(_sliding(8) if let_go == "window" else config(), driver=driver)
+    cache.activate_past_recording()
+    append(cache, 2000)
+    driver.calls.clear()
+    match let_go:
+        case "crop" | "window":
+            cache.crop(-1900)
+        case "reset":
+            cache.reset()
+        case "batch":
+            cache.batch_repeat_interleave(2)
+        case "collect":
+            del cache
+    calls = [call for call in driver.calls if call in ("synchronize", "unmap")]
+    assert "unmap" in calls and calls[0] == "synchronize"
+
+
+class Recorder:
+    """A driver that writes down what is asked of it."""
+
+    def __init__(self, driver: HostDriver) -> None:
+        self.driver = driver
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls.append(name)
+        return getattr(self.driver, name)
+
+
 class TestSlidingWindow:
     WINDOW = 200
 
