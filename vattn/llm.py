@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from vattn.config import KVBackend, KVCacheConfig, LayoutName, SchedulerConfig
 from vattn.engine.engine import Engine
 from vattn.engine.sizing import activation_bytes
 from vattn.errors import ConfigError, RequestError
+from vattn.interrupts import interrupts_held
 from vattn.kv.factory import create_kv_cache
 from vattn.kv.layout import KVShape
 from vattn.kv.usage import MemoryUsage
@@ -37,7 +39,8 @@ class LLM:
 
     Args:
         model: `"smollm2"` (the demo model), a Hugging Face hub id, a folder, a `.gguf` file, a
-            transformers model in memory, or a `LoadedModel` (weights may be shared by several engines).
+            transformers model in memory (it serves this engine alone until `close`), or a `LoadedModel`
+            (weights may be shared by several engines).
         tokenizer: where the model brings none, or another one: a name, a folder or a tokenizer.
         kv_backend: `"virtual"`, `"paged"` or `"static"`: who maps the KV cache.
         kv_layout: `"interleaved"`, `"per_layer"` or `"auto"`; of `virtual` and `static`.
@@ -65,7 +68,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | torch.nn.Module | LoadedModel,
+        model: str | Path | torch.nn.Module | LoadedModel,
         *,
         tokenizer: Any | None = None,
         kv_backend: KVBackend = "virtual",
@@ -98,11 +101,23 @@ class LLM:
             background_mapping=background_mapping,
         )
         self.scheduler_config = SchedulerConfig(max_num_seqs, max_num_batched_tokens)
-        if max_model_len is not None and max_model_len < 2:
-            raise ConfigError(f"max_model_len must hold a prompt and one output token, got {max_model_len}")
+        if max_model_len is not None and (not isinstance(max_model_len, int) or max_model_len < 2):
+            raise ConfigError(f"max_model_len must hold a prompt and one output token, got {max_model_len!r}")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ConfigError(f"seed must be a whole number, got {seed!r}")
+        for name, flag in (("overlap", overlap), ("enforce_eager", enforce_eager)):
+            if flag is not None and not isinstance(flag, bool):
+                raise ConfigError(f"{name} must be True, False or None, got {flag!r}")
+        self._own_attention: str | None = None
         if isinstance(model, LoadedModel):
+            if (device, dtype) != ("auto", "auto"):
+                raise ConfigError("device and dtype belong to load_model: this model is loaded already")
             self.loaded = model
         else:
+            if not isinstance(model, (str, Path, torch.nn.Module)):
+                raise ConfigError(f"model must be a name, a path or a model, not {type(model).__name__}")
+            if isinstance(model, torch.nn.Module):
+                self._own_attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
             register_attention()
             self.loaded = load_model(
                 model,
@@ -138,20 +153,20 @@ class LLM:
                 max_num_seqs=max_num_seqs,
                 activations=self._activations(),
             )
+            self.max_model_len = self._kv.capacity_tokens if max_model_len is None else max_model_len
+            self.engine = Engine(
+                self.loaded,
+                self._kv,
+                self.scheduler_config,
+                max_model_len=self.max_model_len,
+                attention=attention,
+                overlap=overlap,
+                enforce_eager=enforce_eager,
+                seed=seed,
+            )
         except BaseException:
             self._close_driver()
             raise
-        self.max_model_len = self._kv.capacity_tokens if max_model_len is None else max_model_len
-        self.engine = Engine(
-            self.loaded,
-            self._kv,
-            self.scheduler_config,
-            max_model_len=self.max_model_len,
-            attention=attention,
-            overlap=overlap,
-            enforce_eager=enforce_eager,
-            seed=seed,
-        )
 
     # ------------------------------------------------------------------ generate
     def generate(
@@ -223,7 +238,10 @@ class LLM:
 
     # ------------------------------------------------------------------ end
     def close(self) -> None:
-        """Abort what runs and give all KV memory back. Idempotent; the model stays usable."""
+        """Abort what runs and give all KV memory back. Idempotent.
+
+        A transformers model that was handed over gets its own attention back.
+        """
         with self._exclusive():
             if self._closed:
                 return
@@ -231,6 +249,8 @@ class LLM:
             self.engine.abort_all()
             self._kv.close()
             self._close_driver()
+            if self._own_attention is not None:
+                self.loaded.model.set_attn_implementation(self._own_attention)  # type: ignore[operator]
 
     def __enter__(self) -> Self:
         return self
@@ -255,7 +275,7 @@ class LLM:
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         """One thread in the engine at a time; streams that were dropped unread end when it leaves."""
-        with self._lock:
+        with interrupts_held(), self._lock:
             self._inside += 1
             try:
                 yield
@@ -302,6 +322,9 @@ class LLM:
         self, prompts: Sequence[TokenizedPrompt], params: Sequence[SamplingParams], *, stream: bool = False
     ) -> list[str]:
         """Accept all of the prompts, or none."""
+        for p in params:
+            if not isinstance(p, SamplingParams):
+                raise RequestError(f"sampling parameters are SamplingParams, not {type(p).__name__}: {p!r}")
         if len(params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts came with {len(params)} sampling parameters")
         with self._exclusive():
@@ -329,9 +352,13 @@ class LLM:
             with self._exclusive():
                 if self._closed:
                     raise RequestError("the engine was closed while the request ran")
-                mailbox = self._mailboxes[request_id]
+                mailbox = self._mailboxes.get(request_id)
+                if mailbox is None:
+                    raise RequestError("the stream was closed while it waited")
                 if mailbox:
                     return mailbox.popleft()
+                if not self.engine.knows(request_id):
+                    raise RequestError("the request was aborted")
                 for output in self.engine.step():
                     if output.request_id in self._mailboxes:
                         self._mailboxes[output.request_id].append(output)
@@ -342,7 +369,11 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if isinstance(params, Sequence) and not isinstance(params, str):
+            each = list(params)
+        else:
+            each = [params] * max(1, len(prompts))
+        each = each if prompts else []
         request_ids = self._add(prompts, each)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         progress = Progress(*columns, disable=not use_tqdm, transient=True)

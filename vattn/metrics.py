@@ -22,6 +22,7 @@ class EngineMetrics:
     """Tokens run through the model: prompts, outputs, and again after preemption."""
     output_tokens: int = 0
     finished_requests: int = 0
+    """Requests that ended, aborted and failed ones included."""
     preemptions: int = 0
     peak_running: int = 0
     peak_kv_bytes: int = 0

@@ -54,7 +54,9 @@ class RequestMetrics:
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token: seconds per token after the first. None with fewer than two tokens."""
+        """Time per output token: seconds per token after the first. None with fewer than two tokens.
+
+        Of an aborted request it includes the time it waited for the abort."""
         decode = _between(self.first_token_time, self.finished_time)
         if decode is None or self.num_output_tokens < 2:
             return None

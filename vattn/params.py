@@ -14,6 +14,9 @@ from vattn.errors import RequestError
 GREEDY_BELOW = 1e-5
 """Temperatures below this mean greedy sampling (vLLM's `_SAMPLING_EPS`)."""
 
+LARGEST_BIAS = 1e30
+"""More would overflow float32 logits, and no token could be told from another."""
+
 WHOLE_VOCABULARY = -1
 """`logprobs` / `prompt_logprobs`: this value asks for every token."""
 
@@ -226,5 +229,5 @@ def _bias(values: Any) -> dict[int, float]:
     bias = {}
     for token, value in values.items():
         token = _integer("a token id in logit_bias", token, 0)
-        bias[token] = _number(f"logit_bias[{token}]", value, -math.inf, math.inf)
+        bias[token] = _number(f"logit_bias[{token}]", value, -LARGEST_BIAS, LARGEST_BIAS)
     return bias

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, SupportsIndex, TypedDict
 
 from vattn.errors import RequestError
 
@@ -32,37 +33,44 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many, as a list: a string, a dict or a list of whole numbers is one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [items]  # type: ignore[list-item]
-    return items  # type: ignore[return-value]
+    items = _as_list(prompts)
+    if items and all(isinstance(item, SupportsIndex) for item in items):
+        return [items]
+    return items
 
 
 def tokenize(prompt: Prompt, tokenizer: Any | None) -> TokenizedPrompt:
     """Turn a prompt into token ids. Raises RequestError for anything that is not a prompt."""
     text: str | None = None
+    ids: Any = prompt
     if isinstance(prompt, Mapping):
         keys = set(prompt) & {"prompt", "prompt_token_ids"}
         if not keys:
             raise RequestError(
-                f"a prompt dict needs 'prompt' (text) or 'prompt_token_ids'; it has {sorted(prompt)}"
+                "a prompt dict needs 'prompt' (text) or 'prompt_token_ids'; "
+                f"it has {sorted(map(str, prompt))}"
             )
-        if "prompt_token_ids" in keys:
-            text = prompt.get("prompt")  # type: ignore[assignment]
-            prompt = prompt["prompt_token_ids"]  # type: ignore[typeddict-item]
-        else:
-            prompt = prompt["prompt"]  # type: ignore[typeddict-item]
-    if isinstance(prompt, str):
+        text = prompt.get("prompt")  # type: ignore[assignment]
+        if text is not None and not isinstance(text, str):
+            raise RequestError(f"'prompt' is text, not {type(text).__name__}")
+        ids = prompt.get("prompt_token_ids", text)
+    if isinstance(ids, str):
         if tokenizer is None:
             raise RequestError("the model came without a tokenizer: pass token ids, or tokenizer= to LLM")
-        text = prompt
-        prompt = tokenizer(prompt)["input_ids"]
-    if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Sequence):
-        raise RequestError(f"a prompt is text, token ids or a dict of either, not {type(prompt).__name__}")
-    token_ids: list[int] = list(prompt)  # type: ignore[arg-type]
-    if not token_ids:
+        text, ids = ids, tokenizer(ids)["input_ids"]
+    items = _as_list(ids)
+    if not items:
         raise RequestError("the prompt is empty: it needs at least one token")
-    for position, token in enumerate(token_ids):
-        if isinstance(token, bool) or not isinstance(token, int):
+    for position, token in enumerate(items):
+        if isinstance(token, bool) or not isinstance(token, SupportsIndex):
             raise RequestError(f"prompt token {position} is {token!r}: token ids are whole numbers")
-    return TokenizedPrompt(text, token_ids)
+    return TokenizedPrompt(text, [operator.index(token) for token in items])
+
+
+def _as_list(prompt: Any) -> list[Any]:
+    """A sequence of prompts or tokens as a list; numpy arrays and tensors too."""
+    if hasattr(prompt, "tolist"):
+        prompt = prompt.tolist()
+    if isinstance(prompt, (str, bytes, Mapping)) or not isinstance(prompt, Sequence):
+        raise RequestError(f"a prompt is text, token ids or a dict of either, not {type(prompt).__name__}")
+    return list(prompt)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,8 +20,9 @@ from tests.engine.engines import (
     random_prompts,
     reference_model,
 )
+from tests.models.tiny import build
 from vattn import LLM, SamplingParams
-from vattn.errors import CapacityError, ConfigError, ModelNotFound, RequestError
+from vattn.errors import CapacityError, ConfigError, ModelNotFound, RequestError, VattnError
 from vattn.vmm.host import HostDriver
 
 NAME = "llama"
@@ -33,6 +37,10 @@ def test_prompt_forms_are_one_prompt_each() -> None:
         outputs = [llm.generate(form, GREEDY, use_tqdm=False) for form in forms]
         assert [len(o) for o in outputs] == [1, 1, 1, 1, 2]
         assert len({tuple(x.outputs[0].token_ids) for o in outputs for x in o}) == 1
+        arrays = [np.array(ids), torch.tensor([ids, ids]), [np.int64(5), 6, 7], (5, 6, 7)]
+        again = [llm.generate(form, GREEDY, use_tqdm=False) for form in arrays]
+        assert [len(o) for o in again] == [1, 2, 1, 1]
+        assert all(x.outputs[0].token_ids == outputs[0][0].outputs[0].token_ids for o in again for x in o)
         assert llm.generate([], GREEDY, use_tqdm=False) == []
 
 
@@ -185,6 +193,11 @@ BAD_REQUESTS = {
     "dict without prompt": ({"text": "x"}, GREEDY, RequestError, "prompt_token_ids"),
     "no tokenizer": ("text", GREEDY, RequestError, "tokenizer"),
     "too long": ([1] * 96, GREEDY, CapacityError, "max_model_len=96"),
+    "nothing": (None, GREEDY, RequestError, "NoneType"),
+    "bytes": (b"abc", GREEDY, RequestError, "bytes"),
+    "a set": ({1, 2}, GREEDY, RequestError, "set"),
+    "text that is none": ({"prompt": 5}, GREEDY, RequestError, "'prompt' is text"),
+    "params of another kind": ([1], {"temperature": 0}, RequestError, "SamplingParams"),
     "stop token out of range": ([1], replace(GREEDY, stop_token_ids=[10**6]), RequestError, "stop_token_ids"),
     "several outputs": ([1], replace(GREEDY, n=2), RequestError, "n=2"),
     "stop string without tokenizer": ([1], replace(GREEDY, stop="x"), RequestError, "tokenizer"),
@@ -198,7 +211,7 @@ def test_a_refused_request_changes_nothing(case: str) -> None:
         running = llm.stream([1, 2, 3], GREEDY)
         next(running)
         with pytest.raises(error, match=says):
-            llm.generate([[1, 2], prompt] if prompt != [] else [[1, 2], []], params, use_tqdm=False)
+            llm.generate([[1, 2], prompt], params, use_tqdm=False)
         assert len(llm.engine.scheduler.running) == 1 and not llm.engine.scheduler.waiting
         llm.check()
         assert len(list(running)[-1].outputs[0].token_ids) == 8
@@ -221,6 +234,10 @@ BAD_CONFIGS = {
     "no room for output": ({"max_model_len": 1}, "output token"),
     "step too small": ({"max_num_seqs": 8, "max_num_batched_tokens": 4}, "max_num_batched_tokens=4"),
     "block of nothing": ({"kv_backend": "paged", "block_size": 0}, "block_size"),
+    "length in words": ({"max_model_len": "5"}, "max_model_len"),
+    "seed of nothing": ({"seed": None}, "seed"),
+    "half overlap": ({"overlap": "yes"}, "overlap"),
+    "device of a loaded model": ({"device": "cuda"}, "device"),
     "utilization": ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
 }
 
@@ -316,3 +333,79 @@ def test_logits_that_are_not_finite_fail_their_request_only(monkeypatch: pytest.
         assert good.outputs[0].finish_reason == "length" and good.error is None
         assert bad.outputs[0].finish_reason == "error" and "finite" in bad.error
         llm.check()
+
+
+# ---------------------------------------------------------------------- interruptions
+
+
+@pytest.mark.parametrize("backend", ["virtual-overlap", "paged-overlap", "virtual-interleaved"])
+def test_what_settled_before_an_error_is_reported_after_it(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With penalties a step is settled before the next is launched; its launch then fails."""
+    params = replace(GREEDY, repetition_penalty=1.3)
+    with make_llm(NAME, backend, max_model_len=96) as llm:
+        short, long = llm.stream([5, 6, 7], replace(params, max_tokens=2)), llm.stream([5, 6, 8], params)
+        runner, count = llm.engine.pipeline.runner, 0
+        run = runner.run
+
+        def fails_once(*args: object) -> torch.Tensor:
+            nonlocal count
+            count += 1
+            if count == 3:
+                raise RuntimeError("planted")
+            return run(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(runner, "run", fails_once)
+        with pytest.raises(RuntimeError, match="planted"):
+            while llm.engine.has_work:
+                llm.engine.step()
+        llm.check()
+        outputs = {}
+        while llm.engine.has_work:
+            outputs |= {o.request_id: o for o in llm.engine.step()}
+        assert len(outputs[long.request_id].outputs[0].token_ids) == 8
+        llm.check()
+        short.close()
+
+
+def test_a_stream_whose_request_was_aborted_says_so() -> None:
+    with make_llm(NAME, "virtual-overlap", max_model_len=96) as llm:
+        stream = llm.stream([1, 2, 3], GREEDY)
+        next(stream)
+        llm.engine.abort(stream.request_id)
+        with pytest.raises(RequestError, match="aborted"):
+            list(stream)
+
+
+@pytest.mark.parametrize("backend", ["virtual-interleaved", "virtual-overlap", "paged-16"])
+def test_ctrl_c_at_any_moment_leaves_the_engine_whole(backend: str) -> None:
+    """Real signals, from every few hundred microseconds of a run on."""
+    prompts = random_prompts(8, [20, 9, 33], loaded(NAME).spec.vocab_size)
+    interrupted = 0
+    with make_llm(NAME, backend, max_model_len=96) as llm:
+        expected = [o.outputs[0].token_ids for o in llm.generate(prompts, GREEDY, use_tqdm=False)]
+        for i in range(40):
+            timer = threading.Timer(0.0004 * (i + 1), os.kill, (os.getpid(), signal.SIGINT))
+            try:
+                timer.start()
+                llm.generate(prompts, GREEDY, use_tqdm=False)
+                timer.join()
+            except KeyboardInterrupt:
+                interrupted += 1
+            llm.check()
+            assert not llm.engine.has_work
+        assert [o.outputs[0].token_ids for o in llm.generate(prompts, GREEDY, use_tqdm=False)] == expected
+    assert interrupted > 20
+
+
+def test_a_model_that_was_lent_comes_back_as_it_was() -> None:
+    model = build(NAME)
+    model.set_attn_implementation("sdpa")
+    [expected] = hf_greedy(model, [[4, 5, 6]], [5])
+    with LLM(model, kv_cache_memory_bytes=1 << 22, max_model_len=64) as llm:
+        [output] = llm.generate([4, 5, 6], replace(GREEDY, max_tokens=5), use_tqdm=False)
+        with pytest.raises(VattnError, match="close the LLM"):
+            model(torch.tensor([[1, 2]]))
+    assert output.outputs[0].token_ids == expected
+    assert hf_greedy(model, [[4, 5, 6]], [5]) == [expected]

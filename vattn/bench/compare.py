@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class BackendResult:
 
     def to_dict(self) -> dict[str, Any]:
         summary, m = self.summary, self.metrics
-        return {
+        figures = {
             "output_throughput": self.output_throughput,
             "duration_s": self.seconds,
             "mean_ttft_ms": summary.ttft.mean,
@@ -64,6 +65,8 @@ class BackendResult:
             "map_stall_ms": m.kv_stats.map_stall_seconds * 1e3,
             "kv": self.kv,
         }
+        # A latency of nothing (TPOT of one-token outputs) is None: JSON has no NaN.
+        return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in figures.items()}
 
 
 def run_backend(

@@ -33,6 +33,8 @@ class RandomWorkload:
     def __post_init__(self) -> None:
         if self.requests < 1:
             raise ConfigError(f"a workload needs at least one request, got {self.requests}")
+        if self.seed < 0:
+            raise ConfigError(f"seed must not be negative, got {self.seed}")
         for name, (low, high) in (("prompt_len", self.prompt_len), ("output_len", self.output_len)):
             if not 1 <= low <= high:
                 raise ConfigError(f"{name} needs 1 <= low <= high, got {low}:{high}")

@@ -56,8 +56,10 @@ def compare(
 
     for name in names:  # refuse before the model is loaded
         KVCacheConfig(backend=name, layout=kv_layout, page_bytes=page, block_size=block_size)  # type: ignore[arg-type]
-    if not names:
-        raise ConfigError("--backends names no backend: use virtual, paged, static")
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"--backends {backends!r}: name each backend once, e.g. virtual,paged,static")
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise ConfigError(f"--json {json_file}: there is no folder {json_file.absolute().parent}")
     workload = RandomWorkload(requests, prompt_range, output_range, seed)
     register_attention()
     with console.status(f"loading {model}"):
@@ -122,7 +124,7 @@ def compare(
             "device": str(device),
             "environment": environment(),
         }
-        json_file.write_text(json.dumps(report, indent=2) + "\n")
+        json_file.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
         console.print(f"figures written to {json_file}")
     if not equal:
         raise typer.Exit(1)
@@ -138,8 +140,15 @@ def _table(figures: dict[str, dict[str, Any]]) -> Table:
         table.add_row(label, *[show(f) for f in figures.values()])
 
     row("output tokens/s", lambda f: f"{f['output_throughput']:.1f}")
-    row("TTFT p50 / p99 (ms)", lambda f: f"{f['median_ttft_ms']:,.0f} / {f['p99_ttft_ms']:,.0f}")
-    row("TPOT p50 / p99 (ms)", lambda f: f"{f['median_tpot_ms']:,.0f} / {f['p99_tpot_ms']:,.0f}")
+
+    def ms(value: float | None) -> str:
+        return "-" if value is None else f"{value:,.0f}"
+
+    for name in ("ttft", "tpot"):
+        row(
+            f"{name.upper()} p50 / p99 (ms)",
+            lambda f, name=name: f"{ms(f[f'median_{name}_ms'])} / {ms(f[f'p99_{name}_ms'])}",
+        )
     row("peak physical KV held", lambda f: opt.format_bytes(f["peak_kv_bytes"]))
     row("KV utilization", lambda f: f"{f['kv_utilization']:.1%}")
     row("peak running requests", lambda f: str(f["peak_running"]))

@@ -22,10 +22,10 @@ BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block 
 KVMemory = Annotated[
     str | None, typer.Option("--kv-memory", help="Budget of KV memory, e.g. 512MiB or 4GiB.")
 ]
-MaxModelLen = Annotated[int | None, typer.Option(help="Longest request: prompt and output.")]
+MaxModelLen = Annotated[int | None, typer.Option(min=2, help="Longest request: prompt and output.")]
 MaxNumSeqs = Annotated[int, typer.Option(help="Requests running at once.")]
 MaxBatchedTokens = Annotated[int, typer.Option("--max-num-batched-tokens", help="Tokens in one step.")]
-Seed = Annotated[int, typer.Option(help="Seed of the workload and of unseeded sampling.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the workload and of unseeded sampling.")]
 
 _UNITS = {
     "": 1,
@@ -43,7 +43,7 @@ def parse_bytes(text: str | None, option: str) -> int | None:
     """'64KiB' -> 65536; None stays None. Raises typer.BadParameter."""
     if text is None:
         return None
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([a-zA-Z]*)\s*", text)
     if not match or match[2].lower() not in _UNITS:
         raise typer.BadParameter(
             f"{text!r} is not a size; write e.g. 65536, 64KiB, 512MiB, 4GiB", param_hint=option

@@ -21,6 +21,7 @@ from vattn.engine.runner import Runner
 from vattn.engine.sampler import Sampler, sampling_failure
 from vattn.engine.scheduler import Scheduler
 from vattn.errors import CapacityError, RequestError
+from vattn.interrupts import interrupts_held
 from vattn.kv.base import KVCache
 from vattn.metrics import EngineMetrics
 from vattn.models.loader import LoadedModel
@@ -65,6 +66,8 @@ class Engine:
         self.pipeline = Pipeline(self.scheduler, kv, runner, self.sampler, self.metrics)
         self.overlap = device.type == "cuda" if overlap is None else overlap
         self._flight: InFlight | None = None
+        self._ready: list[RequestOutput] = []
+        """Outputs not handed out yet: what a step settled before it failed is reported by the next."""
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self._vocabulary = None if loaded.tokenizer is None else TokenText(loaded.tokenizer)
@@ -145,9 +148,14 @@ class Engine:
         for request_id in list(self._requests):
             self.abort(request_id)
 
+    def knows(self, request_id: str) -> bool:
+        """True until the request's last output is handed out."""
+        return request_id in self._requests or any(o.request_id == request_id for o in self._ready)
+
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._flight is not None
+        awaited = self._flight is not None and any(not r.finished for r in self._flight.sampling)
+        return self.scheduler.has_work or awaited or bool(self._ready)
 
     # ------------------------------------------------------------------ one step
     def step(self) -> list[RequestOutput]:
@@ -155,38 +163,39 @@ class Engine:
 
         An error of the model or the driver leaves every request where it was before the step.
         """
-        outputs: list[RequestOutput] = []
-        flight = self._flight
-        if flight is not None and flight.must_settle_first:
-            self._flight = None
-            outputs += self._settle(flight)
-            flight = None
-        batch = self.scheduler.schedule()
-        launched = self.pipeline.launch(batch, flight) if batch.items else None
-        self._flight = launched if self.overlap else None
-        for settled in (flight, None if self.overlap else launched):
-            if settled is not None:
-                outputs += self._settle(settled)
-        return outputs + [self._fail(request, _out_of_memory(request)) for request in batch.starved]
+        with interrupts_held():
+            flight = self._flight
+            if flight is not None and flight.must_settle_first:
+                self._flight = None
+                self._settle(flight)
+                flight = None
+            batch = self.scheduler.schedule()
+            for request in batch.starved:
+                self._ready.append(self._fail(request, _out_of_memory(request)))
+            launched = self.pipeline.launch(batch, flight) if batch.items else None
+            self._flight = launched if self.overlap else None
+            for settled in (flight, None if self.overlap else launched):
+                if settled is not None:
+                    self._settle(settled)
+            outputs, self._ready = self._ready, []
+            return outputs
 
-    def _settle(self, flight: InFlight) -> list[RequestOutput]:
+    def _settle(self, flight: InFlight) -> None:
         """Enter a step's tokens: append, stop, report."""
-        outputs = []
         now = time.perf_counter()
         for request, token, logprobs in self.pipeline.settle(flight):
             failure = sampling_failure(token)
             if failure is not None:
-                outputs.append(self._fail(request, failure))
+                self._ready.append(self._fail(request, failure))
                 continue
             if request.metrics.first_token_time is None:
                 request.metrics.first_token_time = now
             self.metrics.output_tokens += 1
             finish = request.append(token, logprobs)
             if finish is not None:
-                outputs.append(self._finish(request, finish))
+                self._ready.append(self._finish(request, finish))
             elif request.stream:
-                outputs.append(self._report(request))
-        return outputs
+                self._ready.append(self._report(request))
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         return self._vocabulary.bad_words(params.bad_words or ()) if self._vocabulary else []

@@ -91,6 +91,8 @@ class Pipeline:
             rows = logits if len(sampling) == logits.shape[0] else logits[packed.sample_rows]
             sampled = self.sampler.sample(rows, [request.sampling for request in sampling])
         self.kv.submitted(self.runner.record_event())
+        self.metrics.observe_step(batch.num_tokens, len(self.scheduler.running), self.kv.usage())
+        self.metrics.preemptions = self.scheduler.num_preemptions
 
         for request, length in batch.items:
             request.num_computed += length
@@ -98,8 +100,6 @@ class Pipeline:
                 request.metrics.first_scheduled_time = now
         for row, request in enumerate(sampling):
             request.add_pending(row)
-        self.metrics.observe_step(batch.num_tokens, len(self.scheduler.running), self.kv.usage())
-        self.metrics.preemptions = self.scheduler.num_preemptions
         return InFlight(packed, sampling, sampled, prompts)
 
     def settle(self, flight: InFlight) -> list[NewToken]:

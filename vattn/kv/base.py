@@ -116,7 +116,7 @@ class KVCache(ABC):
 
     @abstractmethod
     def attach(self, request_id: str, token_ids: Sequence[int]) -> int | None:
-        """Admit a request and make room for all of `token_ids` and one more.
+        """Admit a request and make room for all of `token_ids`.
 
         Returns how many of its tokens are already in the cache (at most len - 1), or None when
         memory is short: then nothing has changed. Raises KeyError when it lives already.

@@ -19,7 +19,8 @@ class MemoryUsage:
 
     mapped by live requests = in_use + shared_saved = logical + tail_waste + external_waste
 
-        logical          tokens x token_bytes over live requests: what an ideal allocator would hold
+        logical          tokens x token_bytes over live requests: what an ideal allocator would hold. A
+                         request's tokens are those it has, computed or about to be
         tail_waste       internal fragmentation: the unused end of last pages or blocks
         external_waste   reserved for tokens that may never come (`static`; 0 elsewhere)
     """

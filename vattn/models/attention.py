@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from vattn.attention.base import StepAttention
+from vattn.errors import VattnError
 
 ATTENTION_NAME = "vattn"
 
@@ -25,10 +26,15 @@ def attention_forward(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     *,
-    vattn_step: StepAttention,
+    vattn_step: StepAttention | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query `[1, Hq, T, D]` in, `[1, T, Hq, D]` out."""
+    if vattn_step is None:
+        raise VattnError(
+            "this model serves a vattn engine: close the LLM first, or give it back its attention with "
+            "model.set_attn_implementation('sdpa')"
+        )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     layer: int = module.layer_idx  # type: ignore[assignment]
