@@ -26,6 +26,7 @@ import torch
 
 from benchmarks.gpu import survive
 from benchmarks.gpu.models import random_model
+from benchmarks.gpu.plans import DRY_PLANS, PLANS, Plan
 from benchmarks.gpu.timing import Deadline
 from vattn import LLM
 from vattn.bench.compare import BackendResult, run_backend
@@ -47,51 +48,6 @@ BACKENDS: dict[str, dict[str, Any]] = {
 
 SAMPLE_EVERY = 8
 """Steps between two looks at the memory."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One model's comparison. `share`: of the time that is left when it begins."""
-
-    model: str
-    share: float
-    saturation: RandomWorkload
-    low_load: tuple[RandomWorkload, ...]
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    kv_bytes: int
-    rounds: int = 2
-
-    @property
-    def max_model_len(self) -> int:
-        return max(w.max_len for w in (self.saturation, *self.low_load))
-
-    def work(self) -> dict[str, RandomWorkload]:
-        """By name; saturation first."""
-        low = {f"low load, {w.requests} at once": w for w in self.low_load}
-        return {"saturation": self.saturation, **low}
-
-
-def low_load(prompt: int, output: int, *requests: int) -> tuple[RandomWorkload, ...]:
-    return tuple(RandomWorkload(n, (prompt, prompt), (output, output), seed=n) for n in requests)
-
-
-PLANS = (
-    Plan(
-        "Llama-3-8B", 0.7, RandomWorkload(160, (128, 2048), (64, 256)), low_load(512, 64, 1, 8),
-        max_num_seqs=128, max_num_batched_tokens=4096, kv_bytes=20 << 30,
-    ),
-    Plan(
-        "Qwen3-1.7B", 1.0, RandomWorkload(192, (128, 2048), (64, 256)), low_load(512, 64, 1, 8),
-        max_num_seqs=128, max_num_batched_tokens=4096, kv_bytes=18 << 30,
-    ),
-)  # fmt: skip
-DRY_PLANS = (
-    Plan(
-        "tiny", 1.0, RandomWorkload(6, (8, 40), (3, 6)), low_load(12, 4, 1),
-        max_num_seqs=4, max_num_batched_tokens=32, kv_bytes=8 << 20,
-    ),
-)  # fmt: skip
 
 
 @dataclass
@@ -318,7 +274,7 @@ def main() -> int:
         "environment": environment(), "dry": options.dry, "fatal": {}, "runs": [], **state,
         "engines": [], "failed": [], "not_run": [], "complete": False,
     }  # fmt: skip
-    state["workloads"] = {plan.model: describe(plan) for plan in plans}
+    state["workloads"] = {plan.model: plan.describe() for plan in plans}
     for plan in plans:
         mine = Deadline(deadline.left * plan.share)
         comparison = Comparison(plan, device, mine, state, options.json)
@@ -339,17 +295,6 @@ def main() -> int:
     survive.store(options.json, state)
     print(f"{len(state['runs'])} runs, {len(state['failed'])} failed, {len(state['not_run'])} not run")
     return 1 if state["failed"] or not state["runs"] else 0
-
-
-def describe(plan: Plan) -> dict[str, Any]:
-    """The plan, for the record."""
-    return {
-        "work": {name: vars(workload) for name, workload in plan.work().items()},
-        "max_num_seqs": plan.max_num_seqs,
-        "max_num_batched_tokens": plan.max_num_batched_tokens,
-        "max_model_len": plan.max_model_len,
-        "kv_cache_memory_bytes": plan.kv_bytes,
-    }
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ INTERLEAVED_SHARE, PER_LAYER_SHARE = 0.5, 0.25
 """Of free memory, at most, for the pools of virtual memory; an interleaved row holds all layers."""
 HEADROOM = 4 << 30
 """Bytes left to workspaces, the reference and the check's copies."""
-ESSENTIAL = ("triton", "sdpa flash")
-"""Kernels that must be right everywhere; others are there for comparison, where they run."""
+ESSENTIAL = ("triton", "sdpa flash", "timing")
+"""What must go well everywhere; other kernels are there for comparison, where they run."""
 LEAST_SECONDS = 4.0
 """Time a problem is given at least."""
 
@@ -239,10 +239,9 @@ def main() -> int:
     driver.close()
     state["complete"] = True
     survive.store(options.json, state)
-    failed = {c for p in state["problems"] for c, v in p["contestants"].items() if "failed" in v}
-    print(
-        f"{len(state['problems'])} problems run, {len(state['not_run'])} not run; failed: {failed or 'none'}"
-    )
+    failed = {c for p in state["problems"] for c, v in p["contestants"].items() if "failed" in v} | set(fatal)
+    print(f"{len(state['problems'])} problems run, {len(state['not_run'])} not run")
+    print(f"failed: {', '.join(sorted(failed)) or 'none'}")
     return 1 if not state["problems"] or any(c.startswith(ESSENTIAL) for c in failed) else 0
 
 

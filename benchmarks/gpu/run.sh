@@ -37,8 +37,12 @@ trap '[ -s "$work/pid" ] && kill "$(cat "$work/pid")" 2>/dev/null; exit 130' INT
 # Scripts run as modules from the repository root, which makes `vattn` importable whether or not it is installed.
 cd "$root" || exit 2
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-"$PYTHON" -c 'import torch, triton, transformers, numpy, typer' || {
-    echo "$PYTHON lacks a package that vattn needs (above); PYTHON=... picks another interpreter" >&2; exit 2; }
+needs="torch triton transformers numpy typer rich"
+missing=$("$PYTHON" -c 'import importlib.util as u, sys; print(*(n for n in sys.argv[1:] if not u.find_spec(n)))' $needs) || {
+    echo "$PYTHON does not run; PYTHON=... picks another interpreter" >&2; exit 2; }
+[ -z "$missing" ] || { echo "$PYTHON lacks: $missing; PYTHON=... picks another interpreter" >&2; exit 2; }
+[ ${#dry[@]} -gt 0 ] || "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
+    echo "torch in $PYTHON sees no CUDA device; $0 --dry runs all of this on the CPU" >&2; exit 2; }
 
 # Seconds of each stage at most; with the summary's they sum to 535.
 #        stage        real  dry

@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.sanitizer --json FILE [--dry]
 
 Virtual memory makes the question sharp: behind a request's last page there is nothing. A small model, prompts
-that end on block borders and just beside them, every backend, eager and from graphs. Without the tool, or in
-a dry run, the engine still runs, and what it computes is compared between backends.
+that end on page and block borders and just beside them, every backend, eager and from graphs. Without the
+tool, or in a dry run, the engine still runs, and what it computes is compared between backends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ OPTIONS = (
     f"--error-exitcode={FOUND_ERRORS}",
     "--print-limit=20",
 )
-LENGTHS = (1, 15, 16, 17, 63, 64, 65, 127, 128, 129)
+OUTPUT_TOKENS = 4
+LENGTHS = (1, 13, 14, 15, 16, 17, 61, 64, 65, 125)
+"""Of prompts. All tokens but the last are stored, so 13, 61 and 125 fill their blocks to the last place."""
+PAGE_FULL = 2048 - OUTPUT_TOKENS + 1
+"""A prompt whose tokens fill a page of 2 MiB of the model `small` to the last byte, interleaved."""
 
 
 def run_engine(dry: bool) -> dict[str, Any]:
@@ -47,15 +51,17 @@ def run_engine(dry: bool) -> dict[str, Any]:
     loaded = load_model(model, device=device)
     vocab = loaded.spec.vocab_size
     generator = torch.Generator().manual_seed(0)
-    prompts: list[list[int]] = [torch.randint(vocab, (n,), generator=generator).tolist() for n in LENGTHS]
-    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, detokenize=False)
+    lengths = LENGTHS if dry else (*LENGTHS, PAGE_FULL)
+    prompts: list[list[int]] = [torch.randint(vocab, (n,), generator=generator).tolist() for n in lengths]
+    params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenize=False)
     driver = open_driver("cpu", granularity=4096) if dry else open_driver(device)
     runs: list[dict[str, Any]] = []
     tokens: list[list[list[int]]] = []
     for backend, options in BACKENDS.items():
         eager = backend not in ("virtual interleaved", "paged 16")
         with LLM(
-            loaded, driver=driver, max_model_len=160, max_num_seqs=4, max_num_batched_tokens=96,
+            loaded, driver=driver, max_model_len=max(lengths) + OUTPUT_TOKENS, max_num_seqs=4,
+            max_num_batched_tokens=48 if dry else 512,
             kv_cache_memory_bytes=(8 << 20) if dry else (1 << 30), enforce_eager=eager, **options,
         ) as llm:  # fmt: skip
             outputs = llm.generate(prompts, params, use_tqdm=False)

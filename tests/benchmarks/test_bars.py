@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.gpu import bars
 from benchmarks.gpu.bars import all_bars
-from benchmarks.gpu.engine import PLANS
+from benchmarks.gpu.plans import PLANS
 from benchmarks.gpu.problems import sweep
 from benchmarks.gpu.summary import render
 from vattn.kv.factory import DEFAULT_LAYOUT

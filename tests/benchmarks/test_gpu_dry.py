@@ -144,11 +144,24 @@ def test_unknown_arguments_are_refused() -> None:
     assert done.returncode == 2 and "usage" in done.stderr
 
 
-def test_a_python_without_packages_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    bare = tmp_path / "python"
-    bare.write_text("#!/bin/sh\nexit 1\n")
-    bare.chmod(0o755)
-    environment = os.environ | {"PYTHON": str(bare), "OUT": str(tmp_path / "out")}
+def test_without_a_gpu_it_points_to_the_dry_run(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path / "out")}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    done = subprocess.run([str(RUN)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "--dry" in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "says"), [("exit 1", "does not run"), ("echo triton typer", "lacks: triton typer")]
+)
+def test_a_python_that_will_not_do_is_refused_before_anything_runs(
+    tmp_path: Path, script: str, says: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    environment = os.environ | {"PYTHON": str(python), "OUT": str(tmp_path / "out")}
     done = subprocess.run([str(RUN), "--dry"], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "PYTHON=" in done.stderr
+    assert done.returncode == 2 and says in done.stderr and "PYTHON=" in done.stderr
     assert list((tmp_path / "out").iterdir()) == []

@@ -17,9 +17,11 @@ import torch
 from benchmarks.gpu import attention, memory, timing
 from benchmarks.gpu.kernels import Bench
 from benchmarks.gpu.memory import VirtualPlace, rotated_layers
+from benchmarks.gpu.models import CONFIGS
 from benchmarks.gpu.problems import LLAMA_3_8B, TINY, Heads, Problem, dry_sweep, sweep
 from benchmarks.gpu.record import status_of
-from vattn.kv.layout import KVLayout
+from benchmarks.gpu.sanitizer import OUTPUT_TOKENS, PAGE_FULL
+from vattn.kv.layout import KVLayout, KVShape
 from vattn.vmm.host import HostDriver
 
 ROOT = Path(__file__).parents[2]
@@ -200,6 +202,14 @@ def test_a_wrong_result_is_noticed() -> None:
     assert not attention.relative_error(problem, place, q, out) <= attention.TOLERANCE
     place.close()
     driver.close()
+
+
+def test_the_sanitizer_run_fills_a_page_to_the_last_byte() -> None:
+    config = CONFIGS["small"]
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    shape = KVShape(config["num_hidden_layers"], config["num_key_value_heads"], head_dim, torch.bfloat16)
+    stored = PAGE_FULL + OUTPUT_TOKENS - 1  # the last token is never attended to
+    assert stored * shape.token_bytes == 2 << 20
 
 
 # ---------------------------------------------------------------------- records
