@@ -1,0 +1,17 @@
+"""All rules, in the order they are run: what ends a process comes last."""
+
+from __future__ import annotations
+
+from . import access, contents, faults, mappings, memory, reservations, sharing, sizes
+from .rule import Rule
+
+RULES: tuple[Rule, ...] = (
+    *sizes.RULES,
+    *reservations.RULES,
+    *mappings.RULES,
+    *access.RULES,
+    *contents.RULES,
+    *memory.RULES,
+    *sharing.RULES,
+    *faults.RULES,
+)
