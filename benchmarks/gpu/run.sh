@@ -83,7 +83,7 @@ stage() {
             timeout --kill-after=5 "$limit" "${command[@]}" &
             echo $! >"$work/pid"
             wait $!
-            echo $? >"$work/code"
+            { echo $? >"$work/code"; } 2>/dev/null  # after Ctrl-C the folder is gone
         } 2>&1 | tee "$log" &
         wait $!
         ended=${EPOCHREALTIME/,/.}

@@ -135,7 +135,8 @@ class _CudaPrepared(Prepared):
 
         try:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # The outer context restores the stream even when ending a broken capture raises.
+            with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
                 run()
         except Exception as error:
             torch.cuda.synchronize()  # raises if more is wrong than that this cannot be captured
