@@ -24,6 +24,9 @@ if [ -z "${PYTHON:-}" ]; then
     PYTHON=python3
     [ -x "$root/.venv/bin/python" ] && PYTHON="$root/.venv/bin/python"
 fi
+case "$PYTHON" in  # a path must survive the change of folder below
+    */*) PYTHON=$(cd "$(dirname "$PYTHON")" && pwd)/$(basename "$PYTHON") ;;
+esac
 if [ -z "${OUT:-}" ]; then
     OUT="$root/benchmarks/results"
     [ ${#dry[@]} -gt 0 ] && OUT=$(mktemp -d "${TMPDIR:-/tmp}/vattn-gpu-dry.XXXXXX")
@@ -47,12 +50,12 @@ missing=$("$PYTHON" -c 'import importlib.util as u, sys; print(*(n for n in sys.
 # Seconds of each stage at most; with the summary's they sum to 535.
 #        stage        real  dry
 limits=( machine        25   60
-         conformance    35   60
+         conformance    45   60
          tests          85   60
          sanitizer      45   60
          vmm            30   60
-         kernels       115   90
-         engine        190   60 )
+         kernels       110   90
+         engine        185   60 )
 summary_limit=10
 total=540
 limit_of() {  # STAGE -> its seconds
@@ -96,11 +99,14 @@ stage() {
 }
 
 device=cuda
+smoke=()
 if [ ${#dry[@]} -gt 0 ]; then
     device=cpu
+    smoke=(--smoke)
     export CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1
 fi
 # Whether kernels are interpreted is settled when Triton is imported: for a whole process.
+unset TRITON_INTERPRET
 interpreted=(env)
 [ ${#dry[@]} -gt 0 ] && interpreted=(env TRITON_INTERPRET=1)
 py=("$PYTHON" -m)
@@ -111,7 +117,7 @@ stage machine     "${py[@]}" $gpu.machine --json {} "${dry[@]}"
 stage conformance "${py[@]}" vattn.cli vmm test --device $device --json {}
 stage tests       "${interpreted[@]}" "${py[@]}" $gpu.hardware_tests --json {} --budget-s {budget} "${dry[@]}"
 stage sanitizer   "${py[@]}" $gpu.sanitizer --json {} "${dry[@]}"
-stage vmm         "${py[@]}" vattn.cli vmm bench --device $device --json {}
+stage vmm         "${py[@]}" vattn.cli vmm bench --device $device --json {} "${smoke[@]}"
 stage kernels     "${interpreted[@]}" "${py[@]}" $gpu.survive $gpu.kernels --json {} --budget-s {budget} "${dry[@]}"
 stage engine      "${py[@]}" $gpu.survive $gpu.engine --json {} --budget-s {budget} "${dry[@]}"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,23 +91,36 @@ def sanitizer(result: Mapping[str, Any]) -> list[str]:
     return ["## compute-sanitizer", "", text, ""]
 
 
-def vmm(title: str, result: Any) -> list[str]:
-    """The rows of a `vattn vmm` command, whatever its columns are called."""
-    rows = result if isinstance(result, list) else next((v for v in result.values() if _is_rows(v)), None)
-    if not _is_rows(rows):
-        return []
-    assert isinstance(rows, list)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    return [f"## {title}", "", *table(columns, [[_cell(row.get(c)) for c in columns] for row in rows])]
+def conformance(result: Mapping[str, Any]) -> list[str]:
+    counts = ", ".join(f"{n} {outcome}" for outcome, n in result["counts"].items())
+    about, odd = result["about"], [r for r in result["rules"] if r["outcome"] != "pass"]
+    lines = [
+        "## Driver conformance",
+        "",
+        f"The {about['driver']} driver, granularity {about['granularity']:,}: ",
+    ]
+    lines[-1] += f"{counts}."
+    rows = [(cell(r["statement"]), r["outcome"], cell(r["detail"])) for r in odd]
+    return [*lines, "", *(table(("rule", "", "detail"), rows) if rows else [])]
 
 
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+def latencies(result: Mapping[str, Any]) -> list[str]:
+    """Every list of rows in the figures of `vattn vmm bench`, with the columns it has."""
+    lines = ["## Driver latencies", ""]
+    for rows in result.values():
+        if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
+            columns = list(dict.fromkeys(key for row in rows for key in row))
+            lines += table(
+                [c.replace("_", " ") for c in columns], [[cell(r.get(c)) for c in columns] for r in rows]
+            )
+    return lines
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.1f}"
+    if isinstance(value, int):
+        return f"{value:,}"
     return "" if value is None else str(value).replace("|", "/").replace("\n", " ")
 
 
@@ -216,11 +229,11 @@ def render(records: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> st
     lines = head(records, dry) + bars({} if dry else results) + stages(records, names)
     if dry:
         lines += ["The tables below hold CPU figures of tiny shapes. They say nothing about any GPU.", ""]
-    parts = {
-        "conformance": lambda result: vmm("Driver conformance", result),
+    parts: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
+        "conformance": conformance,
         "tests": tests,
         "sanitizer": sanitizer,
-        "vmm": lambda result: vmm("Driver latencies", result),
+        "vmm": latencies,
         "kernels": kernels,
         "engine": engine,
     }

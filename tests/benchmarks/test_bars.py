@@ -153,7 +153,17 @@ def test_the_summary_of_a_gpu_run_has_its_figures_and_its_gaps() -> None:
     text = render(
         {
             "machine": record(machine),
-            "conformance": record(None, status="failed"),
+            "conformance": record(
+                {
+                    "about": {"driver": "cuda", "granularity": 2 << 20},
+                    "counts": {"pass": 57, "fail": 1},
+                    "rules": [
+                        {"outcome": "pass", "statement": "fine", "detail": ""},
+                        {"outcome": "fail", "statement": "Parts stay mapped.", "detail": "a | b"},
+                    ],
+                },
+                status="failed",
+            ),
             "tests": record({"collected": 3, "passed": 2}, status="timed out"),
             "vmm": record({"page": 1, "calls": [{"call": "map", "median_us": 1.75, "p99_us": None}]}),
             "kernels": record(kernels(0.9, 1.0)),
@@ -164,7 +174,8 @@ def test_the_summary_of_a_gpu_run_has_its_figures_and_its_gaps() -> None:
     )  # fmt: skip
     for expected in (
         "NVIDIA Test", "999.1", "2030-01-02", "unknown", "4,300 GB/s", "790 TFLOP/s", "**met**",
-        "| conformance | **failed** |", "incomplete: KeyError", "| map | 1.8 |  |", "3,700 (90%)",
+        "| conformance | **failed** |", "57 pass, 1 fail", "| Parts stay mapped. | fail | a / b |",
+        "incomplete: KeyError", "| map | 1.8 |  |", "3,700 (90%)",
         "400 (50%)", "not run (does not fit): decode x", "flashinfer @ paged 16: not installed",
         "not run: Qwen3-1.7B, static: the time was spent",
     ):  # fmt: skip
