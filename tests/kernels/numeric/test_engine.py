@@ -13,14 +13,22 @@ NAME = "llama"
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
-@pytest.mark.parametrize("backend", ["virtual-interleaved", "virtual-overlap", "paged-16", "static-per_layer"])
+@pytest.mark.parametrize(
+    "backend", ["virtual-interleaved", "virtual-overlap", "paged-16", "static-per_layer"]
+)
 @pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "graphs"])
 def test_tokens_equal_transformers(backend: str, enforce_eager: bool) -> None:
     prompts = random_prompts(1, [3, 21, 9], loaded(NAME).spec.vocab_size)
     lengths = [6, 3, 5]
     expected = hf_greedy(reference_model(NAME), prompts, lengths)
     with make_llm(
-        NAME, backend, attention="triton", enforce_eager=enforce_eager, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=16
+        NAME,
+        backend,
+        attention="triton",
+        enforce_eager=enforce_eager,
+        max_model_len=64,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
     ) as llm:
         outputs = llm.generate(prompts, [replace(GREEDY, max_tokens=n) for n in lengths], use_tqdm=False)
         assert [o.outputs[0].token_ids for o in outputs] == expected
