@@ -201,7 +201,9 @@ def engine(result: Mapping[str, Any]) -> list[str]:
             ),
             rows,
         )  # fmt: skip
-        unbalanced = {(r["backend"], r["books"]) for r in result["runs"] if r["books"] != "balance"}
+        unbalanced = {
+            (r["backend"], r["books"]) for r in result["runs"] if r["books"] not in ("balance", None)
+        }
         lines += [f"- the books of {backend} do not balance: {why}" for backend, why in sorted(unbalanced)]
     for entry in result["failed"]:
         lines.append(f"- FAILED {entry['model']}, {entry['backend']}: {entry['reason']}")

@@ -110,7 +110,8 @@ def test_engines_do_the_same_work_on_every_backend(records: dict[str, dict[str, 
     runs = result["runs"]
     backends = ["virtual interleaved", "paged 16", "virtual per_layer", "paged 64", "static"]
     assert {r["backend"] for r in runs} == set(backends)
-    assert all(r["tokens_equal_share"] == 1.0 and r["books"] == "balance" for r in runs)
+    assert all(r["tokens_equal_share"] == 1.0 for r in runs)
+    assert [r["books"] for r in runs if r["books"] is not None] == ["balance"] * len(backends)
     assert all(r["kv_utilization"] <= 1 and r["peak_held_bytes"] > 0 for r in runs)
     for number in (0, 1):
         order = [r["backend"] for r in runs if r["round"] == number and r["work"] == "saturation"]
