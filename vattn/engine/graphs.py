@@ -62,7 +62,8 @@ class CudaGraphCapture(Capture):
                 forward()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # "thread_local": the mapper's thread may map pages meanwhile, which touches nothing captured here.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = forward()
 
         def replay() -> Tensor:
