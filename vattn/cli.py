@@ -10,6 +10,7 @@ from vattn.commands.compare import compare
 from vattn.commands.generate import generate
 from vattn.commands.info import info
 from vattn.commands.kernels import kernels
+from vattn.commands.vmm import app as vmm
 
 app = typer.Typer(
     help="LLM inference with switchable KV-cache backends: virtual, paged, static.",
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(compare)
 app.command()(info)
+app.add_typer(vmm, name="vmm")
 app.command()(kernels)
 
 

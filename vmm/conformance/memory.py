@@ -28,7 +28,9 @@ def memory_info_is_consistent(box: Sandbox) -> str:
 
 
 @rule(
-    "Creating takes memory at once; releasing an unmapped handle gives it back.", "cuMemCreate, cuMemRelease"
+    "Creating takes memory at once; releasing an unmapped handle gives it back.",
+    "cuMemCreate, cuMemRelease",
+    measures=True,
 )
 def create_takes_memory_and_release_gives_it_back(box: Sandbox) -> None:
     pages = max(8, 2 * slack(box) // box.page)
@@ -45,6 +47,7 @@ def create_takes_memory_and_release_gives_it_back(box: Sandbox) -> None:
 @rule(
     "Creating more than there is fails with OUT_OF_MEMORY, takes nothing, and can be recovered from.",
     "cuMemCreate",
+    measures=True,
 )
 def exhaustion_is_out_of_memory(box: Sandbox) -> str:
     before = free_bytes(box)
@@ -85,6 +88,7 @@ def handles_are_separate_memory(box: Sandbox) -> None:
 @rule(
     "Memory whose handle is released stays as it is while it is mapped, and is free after that.",
     "cuMemRelease",
+    measures=True,
 )
 def memory_outlives_its_handle_while_mapped(box: Sandbox) -> None:
     pages = max(4, 2 * slack(box) // box.page)

@@ -26,7 +26,7 @@ def reservations_begin_at_a_granule(box: Sandbox) -> None:
 
 
 @rule("An alignment is a power of two.", "cuMemAddressReserve")
-def reserve_refuses_an_alignment_that_is_no_power_of_two(box: Sandbox) -> str:
+def reserve_refuses_an_odd_alignment(box: Sandbox) -> str:
     return refused("three granules", box.driver.reserve, box.page, 3 * box.page)
 
 
@@ -45,6 +45,7 @@ def reservations_do_not_overlap(box: Sandbox) -> None:
 @rule(
     "Addresses take no memory: there may be more of them than memory.",
     "Programming Guide: reserving addresses",
+    measures=True,
 )
 def reserving_takes_no_memory(box: Sandbox) -> str:
     _, total = box.driver.memory_info()
@@ -96,7 +97,7 @@ def freed_addresses_can_be_reserved_again(box: Sandbox) -> None:
 RULES = (
     reservations_are_aligned_as_asked,
     reservations_begin_at_a_granule,
-    reserve_refuses_an_alignment_that_is_no_power_of_two,
+    reserve_refuses_an_odd_alignment,
     reserve_refuses_part_of_a_page,
     reservations_do_not_overlap,
     reserving_takes_no_memory,

@@ -51,6 +51,8 @@ class Rule:
     faults: bool = False
     defined: bool = True
     """False: the documentation leaves open what happens otherwise, so it is no failure."""
+    measures: bool = False
+    """Whether it compares the device's free memory: nobody else of ours may take any meanwhile."""
 
 
 class Violation(Exception):
@@ -62,12 +64,13 @@ class Unsupported(Exception):
 
 
 def rule(
-    statement: str, source: str, *, faults: bool = False, defined: bool = True
+    statement: str, source: str, *, faults: bool = False, defined: bool = True, measures: bool = False
 ) -> Callable[[Check], Rule]:
     """Make a rule of a function; its name, with dashes, is the function's."""
 
     def make(check: Check) -> Rule:
-        return Rule(check.__name__.replace("_", "-"), statement, source, check, faults, defined)
+        name = check.__name__.replace("_", "-")
+        return Rule(name, statement, source, check, faults, defined, measures)
 
     return make
 

@@ -112,7 +112,7 @@ def imported_memory_is_an_alias(box: Sandbox) -> None:
 
 
 @rule("Only memory created to be shared is exported.", "cuMemCreate: requestedHandleTypes")
-def export_refuses_memory_that_is_not_shareable(box: Sandbox) -> str:
+def export_refuses_memory_that_is_private(box: Sandbox) -> str:
     box.release(box.adopt(supported(box.driver.create, box.page, True)))
     return refused("plain memory", box.driver.export_handle, box.create())
 
@@ -121,5 +121,5 @@ RULES = (
     exported_memory_is_shared,
     exported_memory_outlives_the_exporter,
     imported_memory_is_an_alias,
-    export_refuses_memory_that_is_not_shareable,
+    export_refuses_memory_that_is_private,
 )

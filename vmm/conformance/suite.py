@@ -21,6 +21,7 @@ from .sandbox import DriverSpec
 from .specification import RULES
 
 CPU_BUDGET = 256 << 20
+SPARES = 4
 
 
 class Suite:
@@ -36,33 +37,39 @@ class Suite:
         self.spec = spec
         self._environment = environment
         self._seconds = seconds
+        self._spares: list[_Worker] = []
         self._worker: _Worker | None = self._start()
-        self.about: dict[str, Any] = self._worker.about
-        """Of the driver: "driver" (its name), "granularity", "free" and "total", in bytes."""
+        self.about: dict[str, Any] = self._worker.ready()
+        """Of the driver: "driver" (its name), "device", "granularity", "free" and "total" (bytes)."""
 
     def run(self, rule: Rule) -> Result:
         """The outcome of one rule. Whatever it does to its process, the next one is not affected."""
         started = perf_counter()
         try:
             if self._worker is None:
-                self._worker = self._start()
+                self._worker = self._spares.pop(0) if self._spares else self._start()
             outcome, detail, clean = self._worker.run(rule)
         except DriverUnavailable as error:
             outcome, detail, clean = Outcome.FAIL, f"the driver does not open any more: {error}", False
-        if not clean:
-            self.close()
+        if not clean and self._worker is not None:
+            self._worker.close()
+            self._worker = None
         return Result(rule.name, outcome, detail, perf_counter() - started)
 
     def run_all(self, rules: Sequence[Rule] = RULES) -> Iterator[Result]:
         """The outcomes of rules, one after the other."""
-        for rule in rules:
+        for index, rule in enumerate(rules):
+            rest = rules[index:]
+            if not any(other.measures for other in rest):
+                self._prepare(sum(other.faults for other in rest))
             yield self.run(rule)
 
     def close(self) -> None:
-        """End the worker. Idempotent; another one is started when needed."""
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
+        """End the workers. Idempotent; another one is started when needed."""
+        for worker in (*self._spares, *([self._worker] if self._worker is not None else [])):
+            worker.close()
+        self._spares.clear()
+        self._worker = None
 
     def __enter__(self) -> Self:
         return self
@@ -71,6 +78,12 @@ class Suite:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _prepare(self, faults: int) -> None:
+        """On a GPU a fault costs a worker, and starting one takes seconds: start the next ones early."""
+        if self.about["device"].startswith("cuda"):
+            while len(self._spares) < min(faults - 1, SPARES):
+                self._spares.append(self._start())
 
     def _start(self) -> _Worker:
         return _Worker(self.spec, self._environment, self._seconds)
@@ -98,15 +111,22 @@ class _Worker:
             )
         finally:
             os.close(writing)
-        first = self._message()
-        if first is None or "ready" not in first:
-            how = self._how_it_ended() if first is None else str(first["unavailable"])
-            self.close()
-            raise DriverUnavailable(how)
-        self.about: dict[str, Any] = first["ready"]
+        self._about: dict[str, Any] | None = None
+
+    def ready(self) -> dict[str, Any]:
+        """What the driver is, once it is open; `DriverUnavailable`, and the process ended, if it does not."""
+        if self._about is None:
+            first = self._message()
+            if first is None or "ready" not in first:
+                how = self._how_it_ended() if first is None else str(first["unavailable"])
+                self.close()
+                raise DriverUnavailable(how)
+            self._about = first["ready"]
+        return self._about
 
     def run(self, rule: Rule) -> tuple[Outcome, str, bool]:
         """(outcome, detail, whether the process is fit for another rule)."""
+        self.ready()
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # then there is no answer either
             self._process.stdin.write(rule.name + "\n")

@@ -1,7 +1,8 @@
 """The process in which rules run: rule names come in on stdin, results go out as JSON lines.
 
     python -m ...conformance.worker DEVICE OPTIONS RESULTS_FD
-    -> {"ready": {"driver": ..., "granularity": ..., "free": ..., "total": ...}}   or {"unavailable": reason}
+    -> {"ready": {"driver": ..., "device": ..., "granularity": ..., "free": ..., "total": ...}}
+       or {"unavailable": reason}
     <- NAME
     -> {"outcome": ..., "detail": ..., "clean": true}     clean: the process is fit for another rule
     -> {"touching": true}                                 from a rule that must fault, just before it does
@@ -103,9 +104,8 @@ def main(device: str, options: str, results: str) -> None:
     except (DriverUnavailable, DriverError, ValueError) as error:
         report({"unavailable": str(error)})
         return
-    report(
-        {"ready": {"driver": driver.name, "granularity": driver.granularity, "free": free, "total": total}}
-    )
+    about = {"driver": driver.name, "device": str(driver.device), "granularity": driver.granularity}
+    report({"ready": {**about, "free": free, "total": total}})
     rules = {rule.name: rule for rule in RULES}
     for line in sys.stdin:
         run(rules[line.strip()], driver, spec, report)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.vmm.conformance import broken
+from vattn.vmm.conformance import faults
 from vattn.vmm.conformance.rule import Outcome, Rule
 from vattn.vmm.conformance.sandbox import DriverSpec, Sandbox
 from vattn.vmm.conformance.specification import RULES
@@ -125,6 +126,20 @@ def test_a_rule_that_ends_its_process_or_hangs_does_not_touch_the_next() -> None
         result = suite.run(RULES[0])
         assert (result.outcome, result.detail) == (Outcome.FAIL, "no answer within 0.2 seconds")
         assert suite.run(RULES[0]).outcome is Outcome.PASS
+
+
+def test_workers_for_rules_that_fault_are_started_ahead_on_a_gpu() -> None:
+    with Suite(SPEC) as suite:
+        suite.about["device"] = "cuda:0"
+        results = suite.run_all([RULES[0], *faults.RULES[:3]])
+        assert next(results).outcome is Outcome.PASS and len(suite._spares) == 2, "the first has a worker"
+        assert [result.outcome for result in results] == [Outcome.PASS] * 3
+        processes = [worker._process for worker in suite._spares]
+    assert all(process.poll() is not None for process in processes), "close ends them"
+    with Suite(SPEC) as suite:
+        assert [result.outcome for result in suite.run_all([RULES[0]])] == [
+            Outcome.PASS
+        ] and not suite._spares
 
 
 def test_a_driver_that_does_not_open_is_unavailable() -> None:
