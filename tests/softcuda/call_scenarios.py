@@ -15,6 +15,8 @@ import pytest
 from cuda.bindings import driver as cu
 
 from tests.softcuda.library import SoftCuda, Usage
+from vattn.vmm.bench.calls import call_latencies
+from vattn.vmm.bench.overlap import overlap_latencies
 from vattn.vmm.cuda import CudaDriver
 from vattn.vmm.driver import OUT_OF_MEMORY, UNKNOWN, Access, DriverError, OutOfMemory
 
@@ -392,6 +394,14 @@ def test_a_function_the_library_does_not_have_is_reported_as_such(soft: SoftCuda
         cu.cuMemAllocManaged(PAGE, 1)
     assert code("cuGetErrorName", 12345) == code("cuGetErrorString", 12345) == INVALID_VALUE
     assert do("cuGetErrorName", cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY) == b"CUDA_ERROR_OUT_OF_MEMORY"
+
+
+def test_its_calls_can_be_timed(soft: SoftCuda) -> None:
+    driver = CudaDriver(tensor_device="cpu")
+    calls = {row.call: row.n for row in call_latencies(driver, PAGE, 2, rounds=1)}
+    assert calls["map"] == 6 and calls["set_access, all"] == calls["unmap, all"] == 1
+    assert len(overlap_latencies(driver, PAGE, rounds=1)) == 8
+    driver.close()
 
 
 def test_threads_may_call_at_once(soft: SoftCuda) -> None:
