@@ -61,17 +61,24 @@ def engine(backend: str, driver: CudaDriver, **options: Any) -> LLM:
     )
 
 
-@pytest.mark.parametrize("read_only", [True, False], ids=["read-only aliases", "writable aliases"])
+AHEAD = {"background_mapping": True}
+
+
 @pytest.mark.parametrize(
-    "background", [False, True], ids=["mapping in the step", "mapping in the background"]
+    ("backend", "options"),
+    [
+        ("virtual-interleaved", {}),
+        ("virtual-interleaved", AHEAD),
+        ("virtual-per_layer", {}),
+        ("virtual-per_layer", AHEAD),
+        ("virtual-overlap", {}),  # maps ahead too
+    ],
 )
-@pytest.mark.parametrize("backend", VIRTUAL)
-def test_tokens_equal_transformers(soft: SoftCuda, backend: str, background: bool, read_only: bool) -> None:
-    soft.configure(PAGE, 64 << 20, read_only)
+def test_tokens_equal_transformers(soft: SoftCuda, backend: str, options: dict[str, bool]) -> None:
+    """In both layouts, with pages mapped within the step or by a thread ahead of it, twice on each engine."""
     prompts, tokens = expected("llama")
     driver = CudaDriver(tensor_device="cpu")
     mapped = soft.calls("cuMemMap")
-    options = {} if backend == "virtual-overlap" else {"background_mapping": background}
     with engine(backend, driver, **options) as llm:
         for _ in range(2):
             outputs = llm.generate(prompts, params(), use_tqdm=False)

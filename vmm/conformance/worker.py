@@ -104,7 +104,10 @@ def main(device: str, options: str, results: str) -> None:
     except (DriverUnavailable, DriverError, ValueError) as error:
         report({"unavailable": str(error)})
         return
-    about = {"driver": driver.name, "device": str(driver.device), "granularity": driver.granularity}
+    where = (
+        device if device == "cpu" else str(driver.device)
+    )  # the host driver's would take torch, and seconds
+    about = {"driver": driver.name, "device": where, "granularity": driver.granularity}
     report({"ready": {**about, "free": free, "total": total}})
     rules = {rule.name: rule for rule in RULES}
     for line in sys.stdin:
