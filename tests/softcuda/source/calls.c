@@ -138,7 +138,8 @@ const char *softcuda_last_failure(void)
     return last;
 }
 
-/* How often a function was called, refused calls included; -1: there is no such function. */
+/* How often a function was called, refused calls included; -1: there is no such function. Those that only look
+ * something up (errors, functions, the version) are not counted. */
 long softcuda_calls(const char *name)
 {
     long found = -1;
