@@ -94,40 +94,55 @@ class VirtualKVCache(KVCache):
     def _total_pages(self) -> int:
         return self._pool.budget_bytes // self.layout.page_bytes
 
-    def _reclaim(self, pages: int, keep: int) -> None:
+    def _reclaim(self, pages: int, keep: int, *, device_short: bool = False) -> None:
         """Unmap what nobody needs until `pages` pages can be acquired, or nothing is left to take.
 
-        Slot `keep` is the one that needs them: what it has mapped already stays.
+        Slot `keep` is the one that needs them: what it has mapped already stays. `device_short`: the
+        device has run out before the budget did, so only pages that exist count.
         """
-        if self._pool.available_pages < pages and self._mapper is not None:
+        free = self._pool.free_bytes // self.layout.page_bytes
+
+        def short() -> int:
+            if not device_short:
+                return pages - self._pool.available_pages
+            return pages - (self._pool.free_bytes // self.layout.page_bytes - free)
+
+        if short() > 0 and self._mapper is not None:
             self._mapper.drain()  # or it would map again what is taken here
         for live in self._live.values():
-            if self._pool.available_pages >= pages:
+            if short() <= 0:
                 return
             if live.slot != keep:
                 self._slots.truncate(live.slot, self.layout.pages(live.tokens))
-        self._slots.reclaim(pages - self._pool.available_pages)
-        if self._pool.available_pages < pages:
+        self._slots.reclaim(short())
+        if short() > 0:
             self._space.retirement.drain()  # pages given up may still be read by the step in flight
 
     def _map(self, slot: int, tokens: int) -> bool:
         """Map what `tokens` tokens of `slot` need and do not have. All or nothing."""
-        missing = self.layout.pages(tokens) - self._slots.mapped(slot)
-        if missing <= 0:
+        if self.layout.pages(tokens) <= self._slots.mapped(slot):
             return True
         started = time.perf_counter()
         try:
             if self._mapper is not None:
                 self._mapper.wait([slot])
-                missing = self.layout.pages(tokens) - self._slots.mapped(slot)
-                if missing <= 0:
-                    return True
+            missing = self.layout.pages(tokens) - self._slots.mapped(slot)
+            if missing <= 0:
+                return True
             self._reclaim(missing * self.layout.ranges, keep=slot)
-            return self._slots.extend(slot, missing)
-        except OutOfMemory:
-            return False  # the machine, not the budget, is short of memory: same remedy
+            if self._extend(slot, missing):
+                return True
+            self._reclaim(missing * self.layout.ranges, keep=slot, device_short=True)
+            return self._extend(slot, missing)
         finally:
             self._stats.map_stall_seconds += time.perf_counter() - started
+
+    def _extend(self, slot: int, n_pages: int) -> bool:
+        """False when pages are short, whether by the budget or on the machine: the remedy is the same."""
+        try:
+            return self._slots.extend(slot, n_pages)
+        except OutOfMemory:
+            return False
 
     def _map_ahead(self) -> None:
         """Have the thread map one page more wherever the next token starts a new one."""
