@@ -46,9 +46,9 @@ def model_time(model: LlamaForCausalLM, make: Callable[[], Any], context: int, s
 
 
 def peak_memory(make: Callable[[], Any], config: LlamaConfig, context: int, steps: int) -> dict[str, int]:
-    """Bytes by which a process of its own grows, at most, from an empty cache to one of `context` tokens.
+    """Bytes by which a process of its own grows, at most, from an empty cache to `context` tokens and one.
 
-    The last `steps` tokens are appended one by one. Only the cache is there, no model. `held` is what
+    The one makes every page a new one, the worst case. The last `steps` tokens are appended one by one. Only the cache is there, no model. `held` is what
     remains when the last token is in. For a VirtualCache `mapped` is what it says itself.
     """
     reader, writer = multiprocessing.Pipe(duplex=False)
@@ -68,7 +68,7 @@ def _peak(writer: Any, make: Callable[[], Any], config: LlamaConfig, context: in
     mallopt = ctypes.CDLL(None).mallopt  # every block over 64 KiB is a mapping: freed means given back
     mallopt(-3, 64 << 10)
     mallopt(-1, 0)
-    prompt, token = states(config, context - steps), states(config, 1)
+    prompt, token = states(config, context + 1 - steps), states(config, 1)
     fill(make(), config, prompt[:, :, :32])  # code and buffers that are made once
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
