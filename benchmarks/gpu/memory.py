@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.gpu.problems import DTYPE, Heads, Problem
 from vattn.kv.base import AttentionInputs, Chunk, ContiguousInputs, PagedInputs
-from vattn.kv.layout import KVLayout, KVShape, RowLayout
+from vattn.kv.layout import KVLayout, KVShape, RowLayout, kv_views
 from vattn.kv.plan import contiguous_inputs, offsets
 from vattn.vmm.driver import Driver
 from vattn.vmm.pool import PagePool
@@ -85,7 +85,8 @@ class VirtualPlace(Place):
         self._pool = PagePool(driver, driver.granularity, budget_bytes)
         ranges = self._layout.ranges
         self._space = AddressSpace(driver, self._pool, rows * ranges, self._layout.row_bytes)
-        self._kv = self._space.tensor(self._layout.tensor_shape, self._layout.strides, DTYPE)
+        memory = self._space.tensor(self._layout.memory_shape, self._layout.memory_strides, DTYPE)
+        self._kv = kv_views(memory, shape).kv
         self._context = 0
 
     def _ranges(self, problem: Problem) -> int:

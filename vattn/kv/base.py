@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from vattn.kv.layout import KVShape
+from vattn.kv.layout import KVShape, KVViews
 from vattn.kv.usage import MemoryUsage
 from vattn.vmm.retire import Event
 
@@ -44,6 +44,9 @@ class AttentionInputs:
     """B lengths after this step: what each request attends to."""
     slot_mapping: torch.Tensor
     """int64 `[T]`: row x positions-per-row + position, where each new token is stored."""
+    scales: torch.Tensor | None = field(default=None, kw_only=True)
+    """float32 factors of a quantised `kv`, value = stored x scale: `[layer, 2, row, position, kv_head]`,
+    written with each token, or `[layer, 2, kv_head]`, static. None: `kv` holds the values themselves."""
 
     @property
     def decode_only(self) -> bool:
@@ -88,10 +91,27 @@ class KVCache(ABC):
     """The kind of inputs `begin_step` gives, which the attention must be able to read."""
     shape: KVShape
 
+    static_scales: torch.Tensor | None = None
+    """float32 `[layer, 2, kv_head]` of a cache quantised with scales that are known beforehand."""
+    _kv: KVViews | None
+    """None once closed."""
+
     @property
-    @abstractmethod
+    def views(self) -> KVViews:
+        """The cache's memory, all of it, at addresses that never change."""
+        if self._kv is None:
+            raise RuntimeError("the KV cache is closed")
+        return self._kv
+
+    @property
     def tensor(self) -> torch.Tensor:
-        """`kv[layer, 2, row, position, kv_head, head_dim]`: all of it, at addresses that never change."""
+        """`kv[layer, 2, row, position, kv_head, head_dim]`."""
+        return self.views.kv
+
+    @property
+    def scales(self) -> torch.Tensor | None:
+        """Scales of a quantised cache, as `AttentionInputs.scales` has them."""
+        return self.views.scales if self.static_scales is None else self.static_scales
 
     @property
     @abstractmethod

@@ -5,6 +5,10 @@ Every backend shows its memory as ONE strided tensor
     kv[layer, 2, row, position, kv_head, head_dim]        2 = (K, V)
 
 so that kernels take a base pointer and strides, and a layout is nothing but a choice of strides.
+What lies together is a *unit*: one layer's K (or V) of one token, all heads. Memory is made of units:
+
+    unit   | h0: D values | h1: D values | … | h0 h1 …  float32 scales | pad to 16 bytes |
+                                               quantised per token and head only
 
     interleaved   a row holds whole tokens                  row s
                   +----------- token 0 -----------+------- token 1 ----
@@ -19,8 +23,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import torch
+
+SCALE_BYTES = 4  # a float32
 
 
 class KVLayout(StrEnum):
@@ -32,26 +39,73 @@ class KVLayout(StrEnum):
 
 @dataclass(frozen=True)
 class KVShape:
-    """The KV of one token: `num_layers` x (K, V) x `num_kv_heads` x `head_dim` elements of `dtype`."""
+    """The KV of one token: `num_layers` x (K, V) x `num_kv_heads` x `head_dim` elements of `dtype`.
+
+    `scale_bytes`: 4 where each token and head has a float32 scale of its own beside its values, else 0.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    scale_bytes: int = 0
 
     @property
     def head_elems(self) -> int:
-        """Elements of one layer's K (or V) of one token."""
+        """Values of one layer's K (or V) of one token."""
         return self.num_kv_heads * self.head_dim
 
     @property
+    def unit_bytes(self) -> int:
+        """Bytes of one layer's K (or V) of one token.
+
+        With scales a multiple of 16: scales are then aligned wherever they lie, and values stay aligned
+        for 16-byte loads.
+        """
+        values = self.head_elems * self.dtype.itemsize
+        if not self.scale_bytes:
+            return values
+        return -(-(self.scale_offset + self.num_kv_heads * self.scale_bytes) // 16) * 16
+
+    @property
+    def scale_offset(self) -> int:
+        """Where scales begin in a unit, in bytes: behind the values, aligned."""
+        return -(-self.head_elems * self.dtype.itemsize // SCALE_BYTES) * SCALE_BYTES
+
+    @property
+    def unit_elems(self) -> int:
+        """Elements between a token's K and its V, or between two layers' where they are neighbours."""
+        return self.unit_bytes // self.dtype.itemsize
+
+    @property
     def token_elems(self) -> int:
-        return 2 * self.num_layers * self.head_elems
+        return 2 * self.num_layers * self.unit_elems
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token over all layers: layers x 2 x kv_heads x head_dim x itemsize."""
-        return self.token_elems * self.dtype.itemsize
+        """Bytes of one token over all layers, scales and padding included: layers x 2 x unit."""
+        return 2 * self.num_layers * self.unit_bytes
+
+
+class KVViews(NamedTuple):
+    """The same memory, seen three ways."""
+
+    memory: torch.Tensor
+    """`[layer, 2, row, position, unit_elems]` of the KV dtype: everything. What is copied is copied here."""
+    kv: torch.Tensor
+    """`[layer, 2, row, position, kv_head, head_dim]`: the values."""
+    scales: torch.Tensor | None
+    """float32 `[layer, 2, row, position, kv_head]`; None where tokens have no scales of their own."""
+
+
+def kv_views(memory: torch.Tensor, shape: KVShape) -> KVViews:
+    """See `memory` `[layer, 2, row, position, unit_elems]` as values and scales. No copy."""
+    values = memory[..., : shape.head_elems]
+    kv = values.view(*values.shape[:-1], shape.num_kv_heads, shape.head_dim)
+    if not shape.scale_bytes:
+        return KVViews(memory, kv, None)
+    end = shape.scale_offset + shape.num_kv_heads * shape.scale_bytes
+    return KVViews(memory, kv, memory[..., shape.scale_offset : end].view(torch.float32))
 
 
 @dataclass(frozen=True)
@@ -77,7 +131,7 @@ class RowLayout:
     def token_elems(self) -> int:
         """Elements between two tokens of a row (the token stride)."""
         per_layer = self.kind is KVLayout.PER_LAYER
-        return self.shape.head_elems if per_layer else self.shape.token_elems
+        return self.shape.unit_elems if per_layer else self.shape.token_elems
 
     @property
     def token_bytes(self) -> int:
@@ -104,17 +158,17 @@ class RowLayout:
         return pages * self.page_bytes // self.token_bytes
 
     @property
-    def tensor_shape(self) -> tuple[int, ...]:
-        s = self.shape
-        return (s.num_layers, 2, self.rows, self.row_tokens, s.num_kv_heads, s.head_dim)
+    def memory_shape(self) -> tuple[int, ...]:
+        """Of `memory[layer, 2, row, position, unit_elems]`."""
+        return (self.shape.num_layers, 2, self.rows, self.row_tokens, self.shape.unit_elems)
 
     @property
-    def strides(self) -> tuple[int, ...]:
-        """Strides in elements of `kv[layer, 2, row, position, kv_head, head_dim]`."""
-        s, row = self.shape, self.row_tokens * self.token_elems
+    def memory_strides(self) -> tuple[int, ...]:
+        """Strides of `memory`, in elements."""
+        unit, row = self.shape.unit_elems, self.row_tokens * self.token_elems
         if self.kind is KVLayout.INTERLEAVED:
-            return (2 * s.head_elems, s.head_elems, row, self.token_elems, s.head_dim, 1)
-        return (2 * self.rows * row, self.rows * row, row, self.token_elems, s.head_dim, 1)
+            return (2 * unit, unit, row, self.token_elems, 1)
+        return (2 * self.rows * row, self.rows * row, row, self.token_elems, 1)
 
 
 def default_page_bytes(kind: KVLayout, shape: KVShape, granularity: int) -> int:

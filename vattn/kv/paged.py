@@ -14,7 +14,7 @@ import torch
 
 from vattn.kv.base import AttentionInputs, Chunk, KVCache, KVStats, PagedInputs
 from vattn.kv.blocks import BlockPool
-from vattn.kv.layout import KVShape
+from vattn.kv.layout import KVShape, kv_views
 from vattn.kv.plan import offsets
 from vattn.kv.usage import MemoryUsage
 
@@ -42,22 +42,15 @@ class PagedKVCache(KVCache):
         self.max_tokens = max_tokens
         self.pool = BlockPool(num_blocks)
         # Zeros: some kernels (FlexAttention) mask by weights of 0, and 0 x NaN of fresh memory is NaN.
-        self._kv: torch.Tensor | None = torch.zeros(
-            (shape.num_layers, 2, num_blocks, block_size, shape.num_kv_heads, shape.head_dim),
-            dtype=shape.dtype,
-            device=device,
+        memory = torch.zeros(
+            (shape.num_layers, 2, num_blocks, block_size, shape.unit_elems), dtype=shape.dtype, device=device
         )
+        self._kv = kv_views(memory, shape)
         self._tables: dict[str, list[int]] = {}
         self._tokens: dict[str, int] = {}
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        if self._kv is None:
-            raise RuntimeError("the KV cache is closed")
-        return self._kv
 
     @property
     def table_width(self) -> int:
@@ -116,6 +109,7 @@ class PagedKVCache(KVCache):
             slot_mapping=torch.from_numpy(np.concatenate(runs) if runs else np.empty(0, np.int64)),
             block_tables=tables,
             block_size=size,
+            scales=self.scales,
         )
 
     def live(self) -> Iterable[str]:

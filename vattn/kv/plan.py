@@ -29,7 +29,11 @@ def flat_positions(chunks: Sequence[Chunk], bases: Sequence[int]) -> torch.Tenso
 
 
 def contiguous_inputs(
-    kv: torch.Tensor, row_tokens: int, chunks: Sequence[Chunk], slots: list[int]
+    kv: torch.Tensor,
+    row_tokens: int,
+    chunks: Sequence[Chunk],
+    slots: list[int],
+    scales: torch.Tensor | None = None,
 ) -> ContiguousInputs:
     """Plan a step over contiguous rows: chunk b is stored at row `slots[b]`."""
     return ContiguousInputs(
@@ -38,4 +42,5 @@ def contiguous_inputs(
         seq_lens=[c.end for c in chunks],
         slot_mapping=flat_positions(chunks, [slot * row_tokens for slot in slots]),
         slots=slots,
+        scales=scales,
     )

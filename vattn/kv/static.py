@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 from vattn.kv.base import AttentionInputs, Chunk, ContiguousInputs, KVCache, KVStats
-from vattn.kv.layout import KVLayout, KVShape, RowLayout
+from vattn.kv.layout import KVLayout, KVShape, RowLayout, kv_views
 from vattn.kv.plan import contiguous_inputs
 from vattn.kv.usage import MemoryUsage
 
@@ -46,16 +46,11 @@ class StaticKVCache(KVCache):
         self.layout = RowLayout(layout, shape, rows, max_tokens, page_bytes)
         self._row_bytes = row_bytes
         storage = torch.empty(rows * max_tokens * shape.token_elems, dtype=shape.dtype, device=device)
-        self._kv: torch.Tensor | None = storage.as_strided(self.layout.tensor_shape, self.layout.strides)
+        memory = storage.as_strided(self.layout.memory_shape, self.layout.memory_strides)
+        self._kv = kv_views(memory, shape)
         self._slots: dict[str, int] = {}
         self._tokens: dict[str, int] = {}
         self._free = list(range(rows - 1, -1, -1))
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        if self._kv is None:
-            raise RuntimeError("the KV cache is closed")
-        return self._kv
 
     @property
     def table_width(self) -> int:
@@ -92,7 +87,7 @@ class StaticKVCache(KVCache):
 
     def begin_step(self, chunks: Sequence[Chunk]) -> ContiguousInputs:
         slots = [self._slots[c.request_id] for c in chunks]
-        return contiguous_inputs(self.tensor, self.layout.row_tokens, chunks, slots)
+        return contiguous_inputs(self.tensor, self.layout.row_tokens, chunks, slots, self.scales)
 
     def live(self) -> Iterable[str]:
         return self._slots.keys()

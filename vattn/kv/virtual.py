@@ -18,10 +18,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-import torch
-
 from vattn.kv.base import AttentionInputs, Chunk, ContiguousInputs, KVCache, KVStats
-from vattn.kv.layout import KVLayout, KVShape, RowLayout
+from vattn.kv.layout import KVLayout, KVShape, RowLayout, kv_views
 from vattn.kv.plan import contiguous_inputs
 from vattn.kv.slots import Slots
 from vattn.kv.usage import MemoryUsage
@@ -70,9 +68,8 @@ class VirtualKVCache(KVCache):
         ranges = self.layout.ranges
         self._space = AddressSpace(self._driver, self._pool, max_rows * ranges, self.layout.row_bytes)
         self._slots = Slots(self._space, max_rows, ranges)
-        self._kv: torch.Tensor | None = self._space.tensor(
-            self.layout.tensor_shape, self.layout.strides, shape.dtype
-        )
+        memory = self._space.tensor(self.layout.memory_shape, self.layout.memory_strides, shape.dtype)
+        self._kv = kv_views(memory, shape)
         self._live: dict[str, _Live] = {}
         self._mapper = Mapper() if background else None
         self._stats = KVStats()
@@ -160,12 +157,6 @@ class VirtualKVCache(KVCache):
 
     # ------------------------------------------------------------------ the contract
     @property
-    def tensor(self) -> torch.Tensor:
-        if self._kv is None:
-            raise RuntimeError("the KV cache is closed")
-        return self._kv
-
-    @property
     def table_width(self) -> int:
         return 0
 
@@ -223,7 +214,7 @@ class VirtualKVCache(KVCache):
     def begin_step(self, chunks: Sequence[Chunk]) -> ContiguousInputs:
         slots = [self._live[c.request_id].slot for c in chunks]
         self._map_ahead()
-        return contiguous_inputs(self.tensor, self.layout.row_tokens, chunks, slots)
+        return contiguous_inputs(self.tensor, self.layout.row_tokens, chunks, slots, self.scales)
 
     def submitted(self, event: Event | None) -> None:
         self._space.retirement.submit(event)
