@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
 
 from vattn.errors import ConfigError
+from vattn.kv.layout import SCALE_BYTES, KVShape
+from vattn.kv.ranges import KVRanges
+
+if TYPE_CHECKING:
+    from vattn.models.spec import ModelSpec
 
 KVBackend = Literal["virtual", "paged", "static"]
 LayoutName = Literal["auto", "interleaved", "per_layer"]
+KVDtype = Literal["auto", "fp8_e4m3", "int8"]
 
 CPU_DEFAULT_KV_BYTES = 4 << 30
 
@@ -34,6 +42,10 @@ class KVCacheConfig:
       after weights and activations; on CPU 4 GiB, or that share of free memory if it is less.
     - `background_mapping`: map pages ahead in a thread (`virtual`). None: on CUDA only, where the host
       waits while the device computes; on CPU the thread would take a core from the kernels.
+    - `dtype`: what keys and values are stored as: `"auto"` is the model's dtype; `"fp8_e4m3"` and
+      `"int8"` take one byte a number (docs/quantisation.md).
+    - `scales`: of a quantised cache: `"token"`, one per token and head, computed as tokens come; or
+      `KVRanges`, static ones per head (also given as a file, or a mapping with "k" and "v").
     """
 
     backend: KVBackend = "virtual"
@@ -43,11 +55,14 @@ class KVCacheConfig:
     memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
     background_mapping: bool | None = None
+    dtype: KVDtype = "auto"
+    scales: Literal["token"] | KVRanges = "token"
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
             ("kv_backend", self.backend, get_args(KVBackend)),
             ("kv_layout", self.layout, get_args(LayoutName)),
+            ("kv_cache_dtype", self.dtype, get_args(KVDtype)),
         ):
             if value not in allowed:
                 raise ConfigError(f"{name}={value!r} is unknown: use one of {', '.join(map(repr, allowed))}")
@@ -57,6 +72,22 @@ class KVCacheConfig:
         share = self.gpu_memory_utilization
         if not isinstance(share, (int, float)) or not math.isfinite(share) or not 0 < share <= 1:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {share!r}")
+        if self.scales != "token":
+            object.__setattr__(self, "scales", KVRanges.of(self.scales))
+            if self.dtype == "auto":
+                raise ConfigError(
+                    "kv_scales are of a quantised cache: set kv_cache_dtype to 'int8' or 'fp8_e4m3'"
+                )
+
+    def shape(self, spec: ModelSpec) -> KVShape:
+        """The KV of one token of a model. Raises ConfigError where static scales are of another model."""
+        if isinstance(self.scales, KVRanges):
+            self.scales.check(spec.num_layers, spec.num_kv_heads)
+        stored = {"auto": spec.dtype, "fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}[self.dtype]
+        per_token = self.dtype != "auto" and self.scales == "token"
+        return KVShape(
+            spec.num_layers, spec.num_kv_heads, spec.head_dim, stored, SCALE_BYTES if per_token else 0
+        )
 
 
 @dataclass(frozen=True)

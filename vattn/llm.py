@@ -15,13 +15,13 @@ from typing import Any, Self
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from vattn.config import KVBackend, KVCacheConfig, LayoutName, SchedulerConfig
+from vattn.config import KVBackend, KVCacheConfig, KVDtype, LayoutName, SchedulerConfig
 from vattn.engine.engine import Engine
 from vattn.engine.sizing import activation_bytes
 from vattn.errors import ConfigError, RequestError
 from vattn.interrupts import interrupts_held
 from vattn.kv.factory import create_kv_cache
-from vattn.kv.layout import KVShape
+from vattn.kv.ranges import KVRanges
 from vattn.kv.usage import MemoryUsage
 from vattn.metrics import EngineMetrics
 from vattn.models.attention import register_attention
@@ -46,6 +46,9 @@ class LLM:
         kv_layout: `"interleaved"`, `"per_layer"` or `"auto"`; of `virtual` and `static`.
         page_bytes: physical page of `virtual`; a multiple of the driver's granularity.
         block_size: tokens in a block of `paged`.
+        kv_cache_dtype: `"auto"` (the model's), `"int8"` or `"fp8_e4m3"`: one byte a number.
+        kv_scales: of a quantised cache: `"token"`, one per token and head, or static ones per head, from
+            `vattn.quality.calibrate`: a file, a mapping, or `KVRanges`.
         attention: the kernel: `"triton"` or `"sdpa"` for contiguous memory, `"triton"` or `"gather"`
             for paged; `"auto"`: Triton on CUDA, the other on CPU.
         device: `"auto"` (CUDA where there is one), `"cpu"`, `"cuda"`, `"cuda:1"`.
@@ -75,6 +78,8 @@ class LLM:
         kv_layout: LayoutName = "auto",
         page_bytes: int | None = None,
         block_size: int = 16,
+        kv_cache_dtype: KVDtype = "auto",
+        kv_scales: str | Path | Mapping[str, Any] | KVRanges = "token",
         attention: str = "auto",
         device: str = "auto",
         dtype: str | torch.dtype = "auto",
@@ -99,6 +104,8 @@ class LLM:
             memory_bytes=kv_cache_memory_bytes,
             gpu_memory_utilization=gpu_memory_utilization,
             background_mapping=background_mapping,
+            dtype=kv_cache_dtype,
+            scales=kv_scales,  # type: ignore[arg-type]
         )
         self.scheduler_config = SchedulerConfig(max_num_seqs, max_num_batched_tokens)
         if max_model_len is not None and (not isinstance(max_model_len, int) or max_model_len < 2):
@@ -126,8 +133,10 @@ class LLM:
                 tokenizer=tokenizer,
                 trust_remote_code=trust_remote_code,
                 revision=revision,
+                accept=self.kv_config.shape,
             )
         spec = self.loaded.spec
+        self.kv_shape = self.kv_config.shape(spec)
         if max_model_len is not None and max_model_len > spec.max_model_len:
             raise ConfigError(
                 f"max_model_len={max_model_len:,} is more than the model's {spec.max_model_len:,} positions"
@@ -139,7 +148,6 @@ class LLM:
         self._ids = itertools.count()
         self._mailboxes: dict[str, deque[RequestOutput]] = {}
         self._closed = False
-        self.kv_shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype)
         self._own_driver = None if driver is not None else open_driver(self._device)
         used = driver if driver is not None else self._own_driver
         assert used is not None
@@ -225,8 +233,11 @@ class LLM:
             return replace(self.engine.metrics, kv_stats=self._kv.stats())
 
     def describe_kv(self) -> dict[str, str | int]:
-        """How KV memory is laid out: layout, page or block size and their number."""
-        return self._kv.describe()
+        """How KV memory is laid out: layout, page or block size and their number; what it stores."""
+        stored = {"kv_cache_dtype": str(self.kv_shape.dtype).removeprefix("torch.")}
+        if self.kv_config.dtype != "auto":
+            stored["kv_scales"] = "token" if self.kv_config.scales == "token" else "static"
+        return {**self._kv.describe(), **stored}
 
     def get_tokenizer(self) -> Any:
         return self.loaded.tokenizer

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from vattn.errors import ConfigError
 from vattn.kv.base import KVCache
 
 
@@ -16,6 +17,15 @@ class StepAttention(Protocol):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Store k, v `[T, Hkv, D]` of the new tokens, then attend. q and the result `[T, Hq, D]`."""
+
+
+def refuse_quantised(kv: KVCache, name: str, instead: str) -> None:
+    """Raise ConfigError if the cache is quantised: attention `name` reads no scales, `instead` does."""
+    if kv.shape.quantised:
+        raise ConfigError(
+            f"attention={name!r} reads no quantised KV (the cache holds {kv.shape.dtype}): use {instead}, or "
+            "kv_cache_dtype='auto'"
+        )
 
 
 class AttentionBackend(ABC):

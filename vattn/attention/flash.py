@@ -12,7 +12,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
-from vattn.attention.base import AttentionBackend, StepAttention
+from vattn.attention.base import AttentionBackend, StepAttention, refuse_quantised
 from vattn.attention.device import DeviceInputs, to_device
 from vattn.errors import ConfigError
 from vattn.kernels.torch_ops import store_kv
@@ -27,6 +27,7 @@ class ContiguousFlash(AttentionBackend):
             raise ConfigError("attention='flash_attn' needs the flash-attn package: pip install flash-attn")
         if device.type != "cuda":
             raise ConfigError(f"attention='flash_attn' needs a GPU, not {device}")
+        refuse_quantised(kv, "flash_attn", "'triton'")
         if kv.shape.dtype not in (torch.float16, torch.bfloat16):
             raise ConfigError(f"attention='flash_attn' reads float16 and bfloat16, not {kv.shape.dtype}")
         if kv.shape.head_dim > 256:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from vattn.attention.base import AttentionBackend, StepAttention
+from vattn.attention.base import AttentionBackend, StepAttention, refuse_quantised
 from vattn.kernels.torch_ops import store_kv
 from vattn.kv.base import AttentionInputs, ContiguousInputs, KVCache, PagedInputs
 
@@ -26,8 +26,11 @@ from vattn.kv.base import AttentionInputs, ContiguousInputs, KVCache, PagedInput
 class FlexAttention(AttentionBackend):
     """What both memories share: the compiled function and the loop over requests."""
 
+    instead: ClassVar[str]
+    """Names of implementations that read what this one doesn't, for errors."""
+
     def check(self, kv: KVCache, device: torch.device) -> None:
-        pass
+        refuse_quantised(kv, "flex", self.instead)
 
     @cached_property
     def _flex(self) -> Callable[..., Any]:
@@ -74,6 +77,8 @@ class _Step:
 class ContiguousFlex(FlexAttention):
     """FlexAttention on each row exactly as it lies."""
 
+    instead = "'triton' or 'sdpa'"
+
     def plan(self, inputs: ContiguousInputs) -> StepAttention:
         return _ContiguousStep(self, inputs)
 
@@ -93,6 +98,8 @@ class _ContiguousStep(_Step):
 
 class PagedFlex(FlexAttention):
     """FlexAttention on the block pool, through a mask made of the block table."""
+
+    instead = "'triton' or 'gather'"
 
     def plan(self, inputs: PagedInputs) -> StepAttention:
         return _PagedStep(self, inputs)

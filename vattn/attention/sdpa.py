@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vattn.attention.base import AttentionBackend, StepAttention
+from vattn.attention.quantised import ContiguousQuantisedStep, GatherQuantisedStep
 from vattn.kernels.torch_ops import attend, cut, store_kv
 from vattn.kv.base import ContiguousInputs, KVCache, PagedInputs
 
@@ -17,7 +18,7 @@ class ContiguousSdpa(AttentionBackend):
         pass
 
     def plan(self, inputs: ContiguousInputs) -> StepAttention:
-        return _ContiguousStep(inputs)
+        return _ContiguousStep(inputs) if inputs.scales is None else ContiguousQuantisedStep(inputs)
 
 
 class GatherSdpa(AttentionBackend):
@@ -27,7 +28,7 @@ class GatherSdpa(AttentionBackend):
         pass
 
     def plan(self, inputs: PagedInputs) -> StepAttention:
-        return _GatherStep(inputs)
+        return _GatherStep(inputs) if inputs.scales is None else GatherQuantisedStep(inputs)
 
 
 class _ContiguousStep:

@@ -12,7 +12,7 @@ from vattn.attention.base import AttentionBackend, StepAttention
 from vattn.attention.device import DeviceInputs, to_device
 from vattn.errors import ConfigError
 from vattn.kernels import contiguous, paged
-from vattn.kernels.launch import interpreted
+from vattn.kernels.launch import KVScales, interpreted
 from vattn.kernels.split import SplitBuffers, SplitPlan, plan_splits
 from vattn.kernels.store import store
 from vattn.kv.base import AttentionInputs, KVCache
@@ -47,7 +47,8 @@ class TritonAttention(AttentionBackend):
     def plan(self, inputs: AttentionInputs) -> StepAttention:
         on_device = to_device(inputs, inputs.kv.device)
         decodes = inputs.seq_lens[: on_device.num_decodes]
-        return TritonStep(self, inputs.kv, on_device, self.split_plan(decodes, inputs.kv.shape[4]))
+        plan = self.split_plan(decodes, inputs.kv.shape[4])
+        return TritonStep(self, inputs.kv, inputs.scales, on_device, plan)
 
     def split_plan(self, seq_lens: list[int], kv_heads: int, num_splits: int | None = None) -> SplitPlan:
         return plan_splits(seq_lens, kv_heads, self.programs, num_splits)
@@ -77,18 +78,20 @@ class PagedTriton(TritonAttention):
 
 
 class TritonStep:
-    """One step. With `splits` given (a captured graph's), the plan is theirs."""
+    """One step; `scales` as in `AttentionInputs`. `splits` given: a captured graph's, whose plan it is."""
 
     def __init__(
         self,
         backend: TritonAttention,
         kv: Tensor,
+        scales: Tensor | None,
         inputs: DeviceInputs,
         plan: SplitPlan,
         splits: SplitBuffers | None = None,
     ) -> None:
         self._kernels, self._place = backend.kernels, backend.place
         self._kv = kv.unbind(0)
+        self._scales = [None] * len(kv) if scales is None else [KVScales(k, v) for k, v in scales]
         self._inputs = inputs
         self._plan = plan
         self._splits = splits
@@ -103,7 +106,8 @@ class TritonStep:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         inputs, (keys, values) = self._inputs, self._kv[layer]
-        store(k, v, keys, values, inputs.slot_mapping)
+        scales = self._scales[layer]
+        store(k, v, keys, values, inputs.slot_mapping, scales)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         n = inputs.num_decodes
         if n:
@@ -113,6 +117,7 @@ class TritonStep:
                 values,
                 seq_lens=inputs.seq_lens[:n],
                 scale=scale,
+                scales=scales,
                 splits=self._split_buffers(q),
                 out=out[:n],
                 **{self._place: inputs.places[:n]},
@@ -126,6 +131,7 @@ class TritonStep:
                 seq_lens=inputs.seq_lens[n:],
                 max_query_len=inputs.max_query_len,
                 scale=scale,
+                scales=scales,
                 out=out[n:],
                 **{self._place: inputs.places[n:]},
             )

@@ -90,6 +90,7 @@ def create_graphs(
         model,
         attention,
         kv.tensor,
+        kv.scales,
         num_heads=num_heads,
         max_batch=max_batch,
         place_width=kv.table_width,
@@ -113,6 +114,7 @@ class DecodeGraphs:
         model: nn.Module,
         attention: TritonAttention,
         kv: Tensor,
+        scales: Tensor | None,
         *,
         num_heads: int,
         max_batch: int,
@@ -122,6 +124,7 @@ class DecodeGraphs:
         self.model = model
         self.attention = attention
         self.kv = kv
+        self.scales = scales
         self.num_heads = num_heads
         self.sizes = padded_sizes(max_batch)
         self.capture = capture
@@ -172,7 +175,7 @@ class DecodeGraphs:
             cu_seqlens=self._seq_lens[:1],
             places=self._places[:size],
         )
-        step = TritonStep(self.attention, self.kv, inputs, plan, splits)
+        step = TritonStep(self.attention, self.kv, self.scales, inputs, plan, splits)
 
         def forward() -> Tensor:
             output = self.model(

@@ -7,6 +7,7 @@ from vattn.errors import ConfigError
 from vattn.kv.base import KVCache
 from vattn.kv.layout import KVLayout, KVShape, RowLayout, default_page_bytes
 from vattn.kv.paged import PagedKVCache
+from vattn.kv.ranges import KVRanges
 from vattn.kv.static import StaticKVCache
 from vattn.kv.virtual import VirtualKVCache
 from vattn.vmm.driver import Driver
@@ -89,13 +90,30 @@ def create_kv_cache(
             f"max_model_len={length:,} tokens need {length * shape.token_bytes:,} bytes of KV; the cache "
             f"holds {fits:,} tokens (kv_cache_memory_bytes={budget:,}): raise it or lower max_model_len"
         )
+    cache = _build(config, shape, driver, budget, length, max_num_seqs, kind, page)
+    if isinstance(config.scales, KVRanges):
+        cache.static_scales = config.scales.scales(shape.dtype, device)
+    return cache
+
+
+def _build(
+    config: KVCacheConfig,
+    shape: KVShape,
+    driver: Driver,
+    budget: int,
+    length: int,
+    rows: int,
+    kind: KVLayout,
+    page: int,
+) -> KVCache:
+    device = driver.device
     if config.backend == "paged":
         return PagedKVCache(
             shape, device=device, budget_bytes=budget, block_size=config.block_size, max_tokens=length
         )
     if config.backend == "static":
         return StaticKVCache(
-            shape, device=device, budget_bytes=budget, max_tokens=length, max_rows=max_num_seqs, layout=kind
+            shape, device=device, budget_bytes=budget, max_tokens=length, max_rows=rows, layout=kind
         )
     background = config.background_mapping
     return VirtualKVCache(
@@ -103,7 +121,7 @@ def create_kv_cache(
         driver,
         budget_bytes=budget,
         max_tokens=length,
-        max_rows=max_num_seqs,
+        max_rows=rows,
         layout=kind,
         page_bytes=page,
         background=device.type == "cuda" if background is None else background,

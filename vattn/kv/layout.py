@@ -51,6 +51,11 @@ class KVShape:
     scale_bytes: int = 0
 
     @property
+    def quantised(self) -> bool:
+        """Whether values are stored in 8 bits and need scales, beside them or static."""
+        return self.dtype in (torch.int8, torch.float8_e4m3fn)
+
+    @property
     def head_elems(self) -> int:
         """Values of one layer's K (or V) of one token."""
         return self.num_kv_heads * self.head_dim

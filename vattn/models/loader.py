@@ -74,6 +74,7 @@ def load_model(
     attn_implementation: str = ATTENTION_NAME,
     prepare: bool | None = None,
     progress: Callable[[str], None] | None = None,
+    accept: Callable[[ModelSpec], object] | None = None,
 ) -> LoadedModel:
     """Load a model by name, or take one that is in memory.
 
@@ -88,6 +89,7 @@ def load_model(
         prepare: rebuild linear layers for speed where that applies (`prepare_for_cpu`). Default: of
             models loaded here, not of those handed over.
         progress: receives a line before a long wait; default: a warning to the log.
+        accept: called with the model's sizes before weights are read; may raise to refuse them.
 
     Raises ModelNotFound (and says what was tried), UnsupportedModel (before weights are read; unknown
     architectures are tried out after) or ConfigError (wrong options, damaged files).
@@ -99,10 +101,10 @@ def load_model(
         register_attention()
     with collector_paused():
         if isinstance(model, nn.Module):
-            loaded = _adopt(model, place, dtype, attn_implementation, tokenizer)
+            loaded = _adopt(model, place, dtype, attn_implementation, tokenizer, accept)
         else:
             files = _find(str(model), revision, trust_remote_code, progress or logger.warning)
-            loaded = _read(files, place, dtype, attn_implementation, tokenizer)
+            loaded = _read(files, place, dtype, attn_implementation, tokenizer, accept)
         if loaded.spec.model_type not in PROVEN_TYPES and attn_implementation == ATTENTION_NAME:
             prove_packed(loaded.model, loaded.spec)
         rebuild = not isinstance(model, nn.Module) if prepare is None else prepare
@@ -147,6 +149,7 @@ def _read(
     dtype: str | torch.dtype,
     attn_implementation: str,
     tokenizer: Any | None,
+    accept: Callable[[ModelSpec], object] | None,
 ) -> LoadedModel:
     """Read config, weights and tokenizer, in this order."""
     with _errors_named(files), nullcontext() if files.identity is None else _quiet():
@@ -155,6 +158,8 @@ def _read(
         # Decoded weights are float32, which says nothing about the dtype to compute in.
         stored = torch.bfloat16 if files.decoded else config.dtype
         spec = ModelSpec.from_config(config, choose_dtype(dtype, place, stored))
+        if accept is not None:
+            accept(spec)
         model, report = AutoModelForCausalLM.from_pretrained(
             files.location,
             config=config,
@@ -181,6 +186,7 @@ def _adopt(
     dtype: str | torch.dtype,
     attn_implementation: str,
     tokenizer: Any | None,
+    accept: Callable[[ModelSpec], object] | None,
 ) -> LoadedModel:
     """Take a model that somebody else built, where it is and as it is."""
     if not isinstance(model, PreTrainedModel):
@@ -191,6 +197,8 @@ def _adopt(
     if dtype != "auto" and choose_dtype(dtype, place, None) != model.dtype:
         raise ConfigError(f"the model is in {model.dtype}, not in dtype={str(dtype)!r}: convert it first")
     spec = ModelSpec.from_config(model.config, choose_dtype(model.dtype, place, None))
+    if accept is not None:
+        accept(spec)
     tokens = None if tokenizer is None else _tokenizer(tokenizer)
     model.set_attn_implementation(attn_implementation)
     name = model.config._name_or_path or type(model).__name__

@@ -1,0 +1,95 @@
+"""CPU attention over an 8-bit cache: one layer's keys and values are widened into a buffer, then SDPA.
+
+    cache (int8 or float8)   | r0: n0 tokens .... |  | r1: n1 tokens . |       and their scales
+                                       |                    |
+    buffer, of the step      | r0 ............... | r1 ............... |      [2, Hkv, n0 + n1 + …, D]
+
+New tokens are stored first and read back like all others: what a token attends to is the same in the step
+that computes it and in every later one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from vattn.kernels.quantise import dequantise, store_quantised
+from vattn.kernels.torch_ops import Run, attend, cut
+from vattn.kv.base import AttentionInputs, ContiguousInputs, PagedInputs
+
+
+class QuantisedStep(ABC):
+    """A step over any 8-bit cache; where keys are is the subclasses' business."""
+
+    def __init__(self, inputs: AttentionInputs, spans: list[tuple[int, int]], tokens: int) -> None:
+        """`spans`: first token in the buffer and length of each request; `tokens`: of the buffer."""
+        assert inputs.scales is not None
+        self._inputs = inputs
+        self._spans = spans
+        self._tokens = tokens
+        self._per_token = inputs.scales.ndim == 5
+        self._slot_mapping = inputs.slot_mapping.to(inputs.kv.device)
+        self._kv = inputs.kv.unbind(0)
+        self._scales = inputs.scales.unbind(0)
+        self._buffer: Tensor | None = None
+        self._runs: list[Run] = []
+
+    @abstractmethod
+    def load(self, kv: Tensor, scales: Tensor, buffer: Tensor) -> None:
+        """Widen a layer's kv `[2, row, position, Hkv, D]` of all requests into `buffer`."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        kv, scales = self._kv[layer], self._scales[layer]
+        flat = scales.flatten(1, 2) if self._per_token else scales
+        store_quantised(kv.flatten(1, 2), flat, self._slot_mapping, k, v, per_token=self._per_token)
+        if self._buffer is None:  # the first layer says what numbers the model computes with
+            shape = (2, kv.shape[3], self._tokens, kv.shape[4])
+            self._buffer = torch.empty(shape, dtype=q.dtype, device=q.device)
+            self._runs = cut(self._inputs.cu_seqlens, self._inputs.seq_lens, q.dtype, q.device)
+        self.load(kv, scales, self._buffer)
+        keys, values = self._buffer.unsqueeze(1)
+
+        def kv_of(b: int) -> tuple[Tensor, Tensor]:
+            first, n = self._spans[b]
+            return keys.narrow(2, first, n), values.narrow(2, first, n)
+
+        return attend(q, self._runs, kv_of, scale)
+
+
+class ContiguousQuantisedStep(QuantisedStep):
+    """Each request's row, as it lies."""
+
+    def __init__(self, inputs: ContiguousInputs) -> None:
+        ends = [0]
+        for n in inputs.seq_lens:
+            ends.append(ends[-1] + n)
+        super().__init__(inputs, list(zip(ends, inputs.seq_lens, strict=False)), ends[-1])
+        self._slots = inputs.slots
+
+    def load(self, kv: Tensor, scales: Tensor, buffer: Tensor) -> None:
+        for slot, (first, n) in zip(self._slots, self._spans, strict=True):
+            factors = scales[:, slot, :n].transpose(1, 2) if self._per_token else scales.unsqueeze(2)
+            stored = kv[:, slot, :n].transpose(1, 2)
+            dequantise(stored, factors.unsqueeze(-1), buffer[:, :, first : first + n])
+
+
+class GatherQuantisedStep(QuantisedStep):
+    """The blocks of all requests, gathered; the buffer holds whole blocks."""
+
+    def __init__(self, inputs: PagedInputs) -> None:
+        size, spans, first = inputs.block_size, [], 0
+        for table, n in zip(inputs.block_tables, inputs.seq_lens, strict=True):
+            spans.append((first, n))
+            first += len(table) * size
+        super().__init__(inputs, spans, first)
+        blocks = [block for table in inputs.block_tables for block in table]
+        self._blocks = torch.tensor(blocks, dtype=torch.int64, device=inputs.kv.device)
+
+    def load(self, kv: Tensor, scales: Tensor, buffer: Tensor) -> None:
+        stored = kv.view(torch.int8).index_select(1, self._blocks).view(kv.dtype)
+        factors = scales.unsqueeze(2)
+        if self._per_token:
+            factors = scales.index_select(1, self._blocks).flatten(1, 2).transpose(1, 2)
+        dequantise(stored.flatten(1, 2).transpose(1, 2), factors.unsqueeze(-1), buffer)
