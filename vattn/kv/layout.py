@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -55,12 +56,12 @@ class KVShape:
         """Whether values are stored in 8 bits and need scales, beside them or static."""
         return self.dtype in (torch.int8, torch.float8_e4m3fn)
 
-    @property
+    @cached_property
     def head_elems(self) -> int:
         """Values of one layer's K (or V) of one token."""
         return self.num_kv_heads * self.head_dim
 
-    @property
+    @cached_property
     def unit_bytes(self) -> int:
         """Bytes of one layer's K (or V) of one token.
 
@@ -82,11 +83,11 @@ class KVShape:
         """Elements between a token's K and its V, or between two layers' where they are neighbours."""
         return self.unit_bytes // self.dtype.itemsize
 
-    @property
+    @cached_property
     def token_elems(self) -> int:
         return 2 * self.num_layers * self.unit_elems
 
-    @property
+    @cached_property
     def token_bytes(self) -> int:
         """Bytes of one token over all layers, scales and padding included: layers x 2 x unit."""
         return 2 * self.num_layers * self.unit_bytes
@@ -128,22 +129,22 @@ class RowLayout:
     max_tokens: int
     page_bytes: int
 
-    @property
+    @cached_property
     def ranges(self) -> int:
         return 1 if self.kind is KVLayout.INTERLEAVED else 2 * self.shape.num_layers
 
-    @property
+    @cached_property
     def token_elems(self) -> int:
         """Elements between two tokens of a row (the token stride)."""
         per_layer = self.kind is KVLayout.PER_LAYER
         return self.shape.unit_elems if per_layer else self.shape.token_elems
 
-    @property
+    @cached_property
     def token_bytes(self) -> int:
         """Bytes of one token within one range."""
         return self.token_elems * self.shape.dtype.itemsize
 
-    @property
+    @cached_property
     def row_tokens(self) -> int:
         """Positions between two rows: `max_tokens` rounded up so that rows start on pages."""
         unit = math.lcm(self.page_bytes, self.token_bytes) // self.token_bytes
