@@ -13,11 +13,16 @@ if TYPE_CHECKING:
     from .driver import Access, Driver, MappedRange
 
 
+BUCKETS = 40
+"""Of a histogram; the last one holds every call from 2^38 ns (275 s) on."""
+
+
 class CallCounter:
     """A `Driver` that passes every call on and counts those that reach the system.
 
-    `counts` and `seconds` are by kind ("reserve", "free", "create", "release", "map", "set_access", "unmap"),
-    failed calls included. Thread-safe.
+    `counts`, `seconds` and `histograms` are by kind ("reserve", "free", "create", "release", "map",
+    "set_access", "unmap"), failed calls included. Entry b of a histogram counts the calls that took
+    2^(b-1) to 2^b nanoseconds. Thread-safe.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -26,6 +31,7 @@ class CallCounter:
             ("reserve", "free", "create", "release", "map", "set_access", "unmap"), 0
         )
         self.seconds: dict[str, float] = dict.fromkeys(self.counts, 0.0)
+        self.histograms: dict[str, list[int]] = {kind: [0] * BUCKETS for kind in self.counts}
         # Reentrant: the collector may run a finaliser, which calls the driver, while this thread counts.
         self._lock = threading.RLock()
 
@@ -55,6 +61,7 @@ class CallCounter:
             for kind in self.counts:
                 self.counts[kind] = 0
                 self.seconds[kind] = 0.0
+                self.histograms[kind] = [0] * BUCKETS
 
     def reserve(self, size: int, align: int = 0) -> int:
         """Counted; see `Driver.reserve`."""
@@ -156,3 +163,4 @@ class CallCounter:
         with self._lock:
             self.counts[kind] += 1
             self.seconds[kind] += elapsed
+            self.histograms[kind][min(BUCKETS - 1, int(elapsed * 1e9).bit_length())] += 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 import platform
 import subprocess
+import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,13 +15,25 @@ import torch
 
 
 def environment() -> dict[str, Any]:
-    """Date, commit, machine, GPU and driver, versions and threads of this process."""
+    """Date, command, commit, machine and its load, GPU and driver, versions and threads of this process.
+
+    `commit` is that of vattn's own repository, None where it was installed from a package; `modified`: its
+    files differ from the commit.
+    """
     record: dict[str, Any] = {
         "date": date.today().isoformat(),
-        "commit": _output("git", "rev-parse", "--short", "HEAD"),
+        "command": " ".join(
+            ["vattn" if sys.argv[0].endswith(("vattn", "cli.py")) else sys.argv[0], *sys.argv[1:]]
+        ),
+        "commit": _git("rev-parse", "--short", "HEAD"),
+        "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "platform": platform.platform(),
         "cpu": _cpu(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg()[0],
         "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        **{package: _version(package) for package in ("vattn", "transformers", "triton")},
         "torch": torch.__version__,
         "gpu": None,
     }
@@ -33,6 +48,21 @@ def _cpu() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+def _git(*arguments: str) -> str | None:
+    """Asked of the repository this file is tracked in, which need not be the one the user stands in."""
+    here = Path(__file__).resolve()
+    if _output("git", "-C", str(here.parent), "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    return _output("git", "-C", str(here.parent), *arguments)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _output(*command: str) -> str | None:

@@ -52,7 +52,7 @@ def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interva
     ordered, n = sorted(values), len(values)
 
     def coverage(k: int) -> float:
-        return 1 - 2 * sum(math.comb(n, i) for i in range(k)) / 2**n
+        return 1.0 - 2.0 * sum(math.comb(n, i) for i in range(k)) / float(2**n)
 
     k = max((k for k in range(1, (n + 1) // 2 + 1) if coverage(k) >= confidence), default=1)
     return Interval(median(ordered), ordered[k - 1], ordered[n - k], n, max(0.0, coverage(k)))
