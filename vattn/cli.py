@@ -10,6 +10,7 @@ from vattn.commands.compare import compare
 from vattn.commands.generate import generate
 from vattn.commands.info import info
 from vattn.commands.kernels import kernels
+from vattn.commands.quality import quality
 from vattn.commands.vmm import app as vmm
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app.command()(compare)
 app.command()(info)
 app.add_typer(vmm, name="vmm")
 app.command()(kernels)
+app.command()(quality)
 
 
 def main() -> None:
