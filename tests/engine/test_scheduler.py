@@ -123,8 +123,8 @@ class Harness:
                 assert request.request_id in ids, "a decode was left out"
         # Nobody yields to a younger one: every running request is older than every victim.
         for victim in batch.preempted:
-            assert before[victim.request_id] is RequestStatus.RUNNING
-            assert all(r.arrival < victim.arrival for r in self.scheduler.running)
+            assert before[victim.request.request_id] is RequestStatus.RUNNING
+            assert all(r.arrival < victim.request.arrival for r in self.scheduler.running)
         if self.scheduler.has_work:
             assert batch.items, "work is waiting and nothing runs"
 
@@ -161,7 +161,7 @@ def test_the_youngest_yields_and_comes_back_in_its_place() -> None:
     old, middle, young = (harness.add(Traffic(38, 24, 0, None)) for _ in range(3))
     victims = []
     while harness.scheduler.has_work:
-        victims += harness.step().preempted
+        victims += [victim.request for victim in harness.step().preempted]
     assert young in victims and old not in victims
     assert [len(r.output_token_ids) for r in (old, middle, young)] == [24, 24, 24]
     assert young.metrics.num_preemptions >= 1

@@ -8,8 +8,12 @@ from enum import StrEnum
 
 from vattn.engine.detokenize import Finish, StopChecker
 from vattn.engine.sampler import SamplingState
+from vattn.engine.service import Service
 from vattn.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
 from vattn.params import SamplingParams
+
+Rank = tuple[int, int]
+"""Smaller goes first; of no two requests equal (`vattn.engine.policy`)."""
 
 
 class RequestStatus(StrEnum):
@@ -40,12 +44,15 @@ class Request:
     sampling: SamplingState
     stop: StopChecker
     arrival: int
-    """Order of arrival: smaller is older. Age decides who yields memory."""
+    """Order of arrival: smaller is older."""
     max_tokens: int
     """Output tokens at most, the model's length taken into account."""
     metrics: RequestMetrics
     stream: bool = False
     """Report after each token, not only at the end."""
+    service: Service = field(default_factory=Service)
+    rank: Rank = (0, 0)
+    """Given by the scheduler on arrival."""
     token_ids: list[int] = field(init=False)
     num_computed: int = 0
     pending_row: int | None = None

@@ -1,23 +1,36 @@
 """Continuous batching: which tokens of which requests go into the next step.
 
 Each step has a budget of tokens. Decodes (one token each) come first, so a long prompt never stalls
-those who already stream; what is left of the budget goes to prompts, in order of arrival, cut into
-chunks. When memory runs short the youngest running request yields: its KV is dropped and recomputed
-later. A request is never preempted for a younger one, so the oldest always finishes: no deadlock.
+those who already stream; what is left of the budget goes to prompts, cut into chunks, tenant by tenant
+in fair turns (`turns`), and within a tenant by rank (`policy`).
 
-    waiting (oldest first) --admit--> running --finish--> done
-            ^                            |
-            +-------- preempt -----------+
+    waiting (by rank) --admit--> running --finish--> done
+            ^                       |
+            +------- preempt -------+        its KV is dropped and recomputed later
+
+Who yields when memory runs short, and who may push another out, is decided by `levels`. With one tenant
+that is: the least urgent yields, and nobody is pushed out.
+
+No deadlock: the most urgent running request is never preempted for another one, so it finishes, and
+then the next is the most urgent. No starvation: a request that memory was short for is tried first in
+the next step, and meanwhile memory goes only to tenants that hold less than its own.
 """
 
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from vattn.engine.levels import entitled, first_to_yield, level
+from vattn.engine.policy import FirstComeFirstServed, Policy
 from vattn.engine.request import Request, RequestStatus
+from vattn.engine.turns import FairTurns
+from vattn.engine.waiting import WaitingRequests
 from vattn.kv.base import Chunk, KVCache
+
+PreemptReason = Literal["memory", "share"]
 
 
 class Scheduled(NamedTuple):
@@ -36,13 +49,31 @@ class Scheduled(NamedTuple):
         return self.length == self.request.num_remaining
 
 
+class Admitted(NamedTuple):
+    """A request began to run."""
+
+    request: Request
+    cached: int
+    """Tokens that need not be computed."""
+
+
+class Preempted(NamedTuple):
+    """A request yielded what it held."""
+
+    request: Request
+    reason: PreemptReason
+    """`memory`: a running request had to grow. `share`: another tenant was entitled to the place."""
+    by: Request
+    """Who got it; itself, when it could not grow and was the first to yield."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """One step: decodes first, then prompt chunks."""
 
     items: list[Scheduled]
-    preempted: list[Request] = field(default_factory=list)
-    """Requests that yielded their memory while this batch was made."""
+    admitted: list[Admitted] = field(default_factory=list)
+    preempted: list[Preempted] = field(default_factory=list)
     starved: list[Request] = field(default_factory=list)
     """Requests that get no memory although nobody else has any: they must fail, or all would wait."""
 
@@ -51,19 +82,60 @@ class Batch:
         return sum(item.length for item in self.items)
 
 
-class Scheduler:
-    """First come, first served, over any KV cache."""
+@dataclass
+class _Plan:
+    """A step in the making."""
 
-    def __init__(self, kv: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    budget: int
+    """Tokens left."""
+    lengths: dict[Request, int] = field(default_factory=dict)
+    prompts: dict[str, list[Request]] = field(default_factory=dict)
+    """By tenant and rank: running requests with more than a token to compute."""
+    admitted: list[Admitted] = field(default_factory=list)
+    preempted: list[Preempted] = field(default_factory=list)
+    starved: list[Request] = field(default_factory=list)
+    closed: set[str] = field(default_factory=set)
+    """Tenants of which no more is admitted in this step."""
+    short: dict[str, float] = field(default_factory=dict)
+    """Tenants that memory is short for, and their levels."""
+
+    def add_prompt(self, request: Request) -> None:
+        bisect.insort(self.prompts.setdefault(request.service.tenant, []), request, key=lambda r: r.rank)
+
+
+class Scheduler:
+    """Over any KV cache; knows nothing of models.
+
+    `policy`: ranks requests; None: first come, first served. `weights`: fair shares of tenants.
+    """
+
+    def __init__(
+        self,
+        kv: KVCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        policy: Policy | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
         self.kv = kv
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: list[Request] = []
+        self.policy = policy or FirstComeFirstServed()
+        # A quantum is a whole step: a prompt that fits one is not cut for the sake of fairness.
+        self.turns = FairTurns(weights or {}, max_num_batched_tokens)
+        self.waiting = WaitingRequests()
         self.running: list[Request] = []
+        """By rank."""
+        self.clock = 0
+        """Tokens scheduled so far."""
         self.num_preemptions = 0
+        self._short: list[str] = []
+        """Tenants whose head found no memory in the last step, in the order they were refused."""
 
     # ------------------------------------------------------------------ requests come and go
     def add(self, request: Request) -> None:
+        request.rank = self.policy.rank(request, self.clock)
         self._enqueue(request)
 
     def finish(self, request: Request) -> None:
@@ -79,95 +151,163 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
+    def would_wait(self, tenant: str, count: int) -> int:
+        """How many of the tenant's requests would wait if `count` more came: those beyond free slots."""
+        free = self.max_num_seqs - len(self.running)
+        return min(len(self.waiting) + count - free, self.waiting.count(tenant) + count)
+
     def _enqueue(self, request: Request) -> None:
         request.status = RequestStatus.WAITING
-        bisect.insort(self.waiting, request, key=lambda r: r.arrival)
+        self.waiting.add(request)
 
     # ------------------------------------------------------------------ one step
     def schedule(self) -> Batch:
         """Choose the next step's tokens. Memory for all of them is there when this returns."""
-        budget = self.max_num_batched_tokens
-        decodes: list[Scheduled] = []
-        prefills: list[Scheduled] = []
-        preempted: list[Request] = []
-        # Oldest first: an older request takes its memory before a younger one can.
-        starved: list[Request] = []
+        plan = _Plan(self.max_num_batched_tokens)
+        self._decodes(plan)
+        self._prompts(plan)
+        if not self.running and not plan.preempted:
+            heads = [self.waiting.head(tenant) for tenant in plan.short]
+            # The whole cache is free, and still the first one does not fit.
+            plan.starved += [r for r in heads if r is not None and r.pending_row is None][:1]
+        self._short = list(plan.short)
+        batch = Batch(
+            [Scheduled(*item) for item in plan.lengths.items()], plan.admitted, plan.preempted, plan.starved
+        )
+        self.clock += batch.num_tokens
+        return batch
+
+    def _decodes(self, plan: _Plan) -> None:
+        """A token for everybody who has just one to compute."""
+        # Most urgent first: it takes its memory before the others can.
         for request in list(self.running):
             if request.status is not RequestStatus.RUNNING or request.num_remaining != 1:
                 continue
             if request.ends_with_pending:
                 continue
-            if self._make_room(request, preempted):
-                decodes.append(Scheduled(request, 1))
+            if self._make_room(request, plan):
+                self._give(request, 1, plan)
             elif request.status is RequestStatus.RUNNING:
-                starved.append(request)
-        # A victim was younger than the request that needed room, but may have been scheduled before it.
-        decodes = [item for item in decodes if item.request.status is RequestStatus.RUNNING]
-        budget -= len(decodes)
-        for request in self.running:
-            if request.num_remaining > 1 and budget > 0:
-                prefills.append(Scheduled(request, min(request.num_remaining, budget)))
-                budget -= prefills[-1].length
-        while (
-            budget > 0
-            and self.waiting
-            and not (preempted or starved)
-            and len(self.running) < self.max_num_seqs
-        ):
-            admitted = self._admit_next()
-            if admitted is None:
-                break
-            prefills.append(Scheduled(admitted, min(admitted.num_remaining, budget)))
-            budget -= prefills[-1].length
-        if not self.running and self.waiting and not preempted and self.waiting[0].pending_row is None:
-            starved.append(self.waiting[0])  # the whole cache is free, and still it does not fit
-        return Batch(decodes + prefills, preempted, starved)
+                plan.starved.append(request)
 
-    def _admit_next(self) -> Request | None:
-        """Move the oldest waiting request to running, with memory for all its tokens, if there is any."""
-        request = self.waiting[0]
-        if request.pending_row is not None:
-            return None  # preempted with a token still on its way
-        # One token more than it has: the one it is about to produce.
-        if not self.kv.can_admit(request.num_tokens + 1):
-            return None
+    def _prompts(self, plan: _Plan) -> None:
+        """What is left of the budget, in fair turns, to prompts that run and to new ones."""
+        for request in self.running:
+            if request.num_remaining > 1:
+                plan.add_prompt(request)
+        for tenant in self._short:  # before anybody takes the memory that is being saved for them
+            if plan.budget > 0:
+                self._admit(tenant, plan)
+            else:
+                plan.short[tenant] = level(self.running, tenant, self.turns.weights)
+        while plan.budget > 0:
+            ready = self._ready(plan)
+            if not ready:
+                return
+            tenant = self.turns.turn({name: request.rank for name, request in ready.items()})
+            request = ready[tenant]
+            if request.status is RequestStatus.WAITING and not self._admit(tenant, plan):
+                continue
+            missing = request.num_remaining - plan.lengths.get(request, 0)
+            self._give(request, min(missing, plan.budget, self.turns.credit(tenant)), plan)
+            if plan.lengths[request] == request.num_remaining:
+                plan.prompts[tenant].remove(request)
+
+    def _ready(self, plan: _Plan) -> dict[str, Request]:
+        """Each tenant's most urgent request with prompt tokens to compute, running or to be admitted."""
+        ready = {tenant: requests[0] for tenant, requests in plan.prompts.items() if requests}
+        for tenant in self.waiting.tenants:
+            head = self.waiting.head(tenant)
+            if head is None or tenant in plan.closed:
+                continue
+            if tenant not in ready or head.rank < ready[tenant].rank:
+                ready[tenant] = head
+        return ready
+
+    def _give(self, request: Request, tokens: int, plan: _Plan) -> None:
+        plan.lengths[request] = plan.lengths.get(request, 0) + tokens
+        plan.budget -= tokens
+        self.turns.charge(request.service.tenant, tokens)
+
+    # ------------------------------------------------------------------ memory and slots
+    def _admit(self, tenant: str, plan: _Plan) -> bool:
+        """Move the tenant's head to running, with memory for all its tokens.
+
+        False: there is no room that it may have; no more of this tenant in this step.
+        """
+        request = self.waiting.head(tenant)
+        if request is None or tenant in plan.closed or plan.starved:
+            plan.closed.add(tenant)
+            return False
+        weights = self.turns.weights
+        own, weight = level(self.running, tenant, weights), self.turns.weight(tenant)
+        need = request.num_tokens + 1  # one more than it has: the one it is about to produce
+        plan.closed.add(tenant)
+        if request.pending_row is not None:  # preempted with a token still on its way
+            plan.short[tenant] = own
+            return False
+        if not all(entitled(own, need / weight, other) for other in plan.short.values()):
+            return False
+        while len(self.running) >= self.max_num_seqs or not self.kv.can_admit(need):
+            slots_full = len(self.running) >= self.max_num_seqs
+            victim = first_to_yield(self.running, weights) if self.running else None
+            if victim is None or not entitled(own, need / weight, victim.level):
+                if not slots_full:
+                    plan.short[tenant] = own
+                return False
+            self._preempt(Preempted(victim.request, "share", request), plan)
         cached = self.kv.attach(request.request_id, request.token_ids)
         if cached is None:
-            return None
-        self.waiting.pop(0)
+            plan.short[tenant] = own
+            return False
+        plan.closed.discard(tenant)
+        self.waiting.remove(request)
         request.num_computed = cached
         request.status = RequestStatus.RUNNING
-        bisect.insort(self.running, request, key=lambda r: r.arrival)
-        return request
+        bisect.insort(self.running, request, key=lambda r: r.rank)
+        plan.add_prompt(request)
+        plan.admitted.append(Admitted(request, cached))
+        return True
 
-    def _make_room(self, request: Request, preempted: list[Request]) -> bool:
-        """Grow `request` to all its tokens, preempting younger requests, at last itself.
+    def _make_room(self, request: Request, plan: _Plan) -> bool:
+        """Grow `request` to all its tokens, preempting others that yield before it, at last itself.
 
         False: it was preempted, or it is alone and there is no memory (then it still runs).
         """
         while not self.kv.grow(request.request_id, request.num_tokens):
-            victim = self.running[-1]
+            victim = first_to_yield(self.running, self.turns.weights).request
             if len(self.running) == 1:
                 return False
-            self._preempt(victim)
-            preempted.append(victim)
+            self._preempt(Preempted(victim, "memory", request), plan)
+            plan.short[victim.service.tenant] = level(self.running, victim.service.tenant, self.turns.weights)
             if victim is request:
                 return False
         return True
 
-    def _preempt(self, victim: Request) -> None:
+    def _preempt(self, preempted: Preempted, plan: _Plan) -> None:
+        victim = preempted.request
+        tenant = victim.service.tenant
         self.kv.free(victim.request_id)
         self.running.remove(victim)
         victim.num_computed = 0
         victim.metrics.num_preemptions += 1
         self.num_preemptions += 1
         self._enqueue(victim)
+        given = plan.lengths.pop(victim, 0)
+        plan.budget += given
+        self.turns.charge(tenant, -given)
+        if victim in plan.prompts.get(tenant, ()):
+            plan.prompts[tenant].remove(victim)
+        plan.closed.add(tenant)
+        plan.preempted.append(preempted)
 
     def check(self) -> None:
         """Raise AssertionError unless queues, statuses and the cache's books agree."""
+        self.waiting.check()
+        self.turns.check()
         for queue, status in ((self.waiting, RequestStatus.WAITING), (self.running, RequestStatus.RUNNING)):
             assert all(r.status is status for r in queue)
-            assert [r.arrival for r in queue] == sorted(r.arrival for r in queue), "queues are by age"
+        assert [r.rank for r in self.running] == sorted(r.rank for r in self.running), "running is by rank"
         assert len(self.running) <= self.max_num_seqs
         assert all(r.num_computed == 0 for r in self.waiting)
         assert all(0 <= r.num_computed < r.num_tokens for r in self.running)
