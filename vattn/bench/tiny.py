@@ -18,7 +18,7 @@ MAX_POSITIONS = 2048
 
 
 def tiny_config() -> LlamaConfig:
-    """Llama with two layers, 64 wide, four query heads over two KV heads: 512 bytes of KV per float32 token."""
+    """Llama, two layers, 64 wide, four query heads over two KV heads: 512 bytes of KV per float32 token."""
     return LlamaConfig(
         vocab_size=256,
         hidden_size=64,

@@ -1,0 +1,33 @@
+"""Peers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vattn.bench.peers.generate_batch import GenerateBatch
+from vattn.bench.peers.llama_cpp import LlamaCpp
+from vattn.bench.peers.vllm import Vllm
+from vattn.bench.run import Limits
+from vattn.bench.target import System
+from vattn.errors import ConfigError
+from vattn.models.loader import LoadedModel
+
+PEERS = ("generate_batch", "vllm", "llama.cpp")
+
+
+def peer_systems(names: Sequence[str], model: str, loaded: LoadedModel, limits: Limits) -> list[System]:
+    """The peers of these names, for the same model within the same limits.
+
+    Raises ConfigError, saying what to install, before anything is loaded twice.
+    """
+    systems: list[System] = []
+    for name in names:
+        if name == "generate_batch":
+            systems.append(GenerateBatch(model, loaded, limits))
+        elif name == "vllm":
+            systems.append(Vllm(loaded, limits))
+        elif name == "llama.cpp":
+            systems.append(LlamaCpp(loaded, limits))
+        else:
+            raise ConfigError(f"--peer {name!r} is unknown: use one of {', '.join(PEERS)}")
+    return systems
