@@ -1,0 +1,100 @@
+"""A request as the scheduler sees it, without text, sampling or a list entry per token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from vattn.engine.request import Request, RequestStatus
+from vattn.outputs import RequestMetrics
+from vattn.params import SamplingParams
+
+_PARAMS = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False)
+_ID_SPACE = 1 << 24  # more tokens than any request has
+
+
+class SimulatedRequest(Request):
+    """Stands in for `Request`: same queueing, same progress; its tokens are counted, not kept.
+
+        | prompt_len | outputs known | pending |
+        |---- num_computed ----|- num_remaining |
+
+    `prompt`: ids, where requests share prefixes; None: ids that no other request has, as a `range`, which
+    takes no memory. Times are seconds of the virtual clock.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        prompt_len: int,
+        output_len: int,
+        arrival_s: float,
+        prompt: Sequence[int] | None = None,
+    ) -> None:
+        self.request_id = f"r{index}"
+        self.index = index
+        self.arrival = index
+        self.plan = index
+        """Which request of the workload it is."""
+        self.prompt = None
+        self.prompt_len = prompt_len
+        self.max_tokens = output_len
+        self.params = _PARAMS
+        self.metrics = RequestMetrics(arrival_s, num_prompt_tokens=prompt_len)
+        self.num_computed = 0
+        self.known = prompt_len
+        """Tokens the host knows: prompt and settled outputs."""
+        self.pending = 0
+        self.pending_row = None
+        self.status = RequestStatus.WAITING
+        self.finish = None
+        self.error = None
+        self.spans: list[int] = []
+        """Steps in which it got a token: first, last, first, last … (the last one is `last_step`)."""
+        self.last_step = -2
+        self._shared = None if prompt is None else list(prompt)
+        self._base = (index + 1) * _ID_SPACE
+        self.sync_tokens()
+
+    def sync_tokens(self) -> None:
+        """Bring `token_ids` up to the known tokens: needed where the cache looks at them."""
+        outputs = self.known - self.prompt_len
+        if self._shared is None:
+            self.token_ids = cast("list[int]", range(self._base, self._base + self.known))
+        else:
+            self.token_ids = self._shared + list(range(self._base, self._base + outputs))
+
+    @property
+    def num_tokens(self) -> int:
+        return self.known + self.pending
+
+    @property
+    def num_remaining(self) -> int:
+        return self.known + self.pending - self.num_computed
+
+    @property
+    def num_outputs(self) -> int:
+        """Output tokens, the pending one included."""
+        return self.known + self.pending - self.prompt_len
+
+    @property
+    def ends_with_pending(self) -> bool:
+        return self.known + self.pending - self.prompt_len >= self.max_tokens
+
+    def emitted(self, step: int) -> None:
+        """Its next token came out of `step`."""
+        if self.last_step != step - 1:
+            if self.spans:
+                self.spans.append(self.last_step)
+            self.spans.append(step)
+        self.last_step = step
+
+    def release_tokens(self) -> None:
+        """It is over: its ids are not needed any more."""
+        self._shared = None
+        self.token_ids = []
+
+    def token_steps(self) -> list[range]:
+        """The steps that gave it a token, in runs."""
+        marks = [*self.spans, self.last_step] if self.spans else []
+        return [range(first, last + 1) for first, last in zip(marks[::2], marks[1::2], strict=True)]
