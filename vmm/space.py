@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -215,13 +215,16 @@ class AddressSpace:
         with self._lock:
             return tuple(self._row(row).pages)
 
-    def private(self, row: int, start: int = 0) -> bool:
-        """Whether the pages from position `start` on are writable and referred to by nobody else."""
+    def private(self, row: int, start: int = 0, held: Callable[[int], int] = lambda _: 0) -> bool:
+        """Whether the pages from position `start` on are writable and mapped nowhere else.
+
+        `held(page)`: references from holders that do not map the page.
+        """
         with self._lock:
             state = self._row(row)
             return all(
-                state.writable[index] and self.pool.refs(state.pages[index]) == 1
-                for index in range(start, len(state.pages))
+                state.writable[index] and self.pool.refs(page) - held(page) == 1
+                for index, page in enumerate(state.pages[start:], start)
             )
 
     def address(self, row: int) -> int:

@@ -31,9 +31,16 @@ BACKENDS = {
 }
 
 
-def make_cache(backend: str, budget_tokens: int) -> KVCache:
-    """A cache whose budget holds about `budget_tokens`, and always one request of MAX_TOKENS."""
-    options = BACKENDS[backend]
+def make_cache(
+    backend: str, budget_tokens: int, *, fingerprint: str | None = None, unit: int | None = None
+) -> KVCache:
+    """A cache whose budget holds about `budget_tokens`, and always one request of MAX_TOKENS.
+
+    `fingerprint`: with a prefix cache, of `unit` tokens where that is not the block.
+    """
+    options = dict(BACKENDS[backend])
+    if unit is not None and options["backend"] == "virtual":
+        options["block_size"] = unit
     budget = budget_tokens * SHAPE.token_bytes
     if options["backend"] == "virtual":  # whole pages in every range
         ranges = 1 if options["layout"] == "interleaved" else 2 * SHAPE.num_layers
@@ -47,4 +54,5 @@ def make_cache(backend: str, budget_tokens: int) -> KVCache:
         max_model_len=MAX_TOKENS,
         model_len=MAX_TOKENS,
         max_num_seqs=MAX_ROWS,
+        fingerprint=fingerprint,
     )

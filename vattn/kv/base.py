@@ -74,16 +74,55 @@ class KVStats:
 
     rows_adopted: int = 0
     """Requests that took over a finished row as it lay, mapped."""
+    prefix_query_tokens: int = 0
+    """Tokens of requests that were looked up in the prefix cache, once per request, at admission."""
+    prefix_hit_tokens: int = 0
+    """Of these, tokens found there: computed by other requests."""
+    resumed_hit_tokens: int = 0
+    """Tokens that preempted requests found when they came back and did not compute again."""
+    rows_continued: int = 0
+    """Requests whose prefix was a finished row, taken over as it lay: nothing mapped, nothing copied."""
+    forks: int = 0
+    """Requests that began as a copy of another."""
+    units_shared: int = 0
+    """Blocks, or pages (over all ranges), that a request took by reference instead of filling its own."""
+    tails_copied: int = 0
+    """Partly filled last blocks or pages (one per hit or fork) that were copied."""
+    bytes_copied: int = 0
+    """Bytes of these copies."""
+    prefix_tokens_unshared_by_page_size: int = 0
+    """Tokens found by hits and forks that lay on a page or block that could not be shared whole: copied, or
+    (`paged`, prefix hits) computed again."""
+    prefix_evictions: int = 0
+    """Entries the prefix cache gave up for memory."""
     map_stall_seconds: float = 0.0
     """Time steps waited for pages that were not mapped ahead."""
     driver_calls: dict[str, int] = field(default_factory=dict)
     """Driver calls by kind; empty where no driver is involved."""
 
+    def count_hit(self, cached: int, tokens: int, *, resumed: bool) -> None:
+        """A request of `tokens` tokens was admitted and found `cached` of them."""
+        if resumed:
+            self.resumed_hit_tokens += cached
+        else:
+            self.prefix_query_tokens += tokens
+            self.prefix_hit_tokens += cached
+
+    def count_copy(self, tokens: int, nbytes: int) -> None:
+        """The tail of something shared was copied."""
+        self.tails_copied += 1
+        self.bytes_copied += nbytes
+        self.prefix_tokens_unshared_by_page_size += tokens
+
 
 class KVCache(ABC):
     """KV memory for many requests. Not thread-safe: one engine drives it.
 
-    Life of a request:  attach -> (grow -> begin_step)* -> free.  `check()` may be called at any time.
+    Life of a request:  attach or fork -> (grow -> begin_step -> computed)* -> free.
+    `check()` may be called at any time.
+
+    Sharing: what `computed` says is written may be given to later requests with the same prefix. Memory
+    that two requests can see is never written again.
     """
 
     name: ClassVar[str]
@@ -127,20 +166,56 @@ class KVCache(ABC):
     def capacity_tokens(self) -> int:
         """Tokens the whole cache can give to one request that is alone."""
 
+    @property
     @abstractmethod
-    def can_admit(self, tokens: int) -> bool:
+    def shares_prefixes(self) -> bool:
+        """Whether there is a prefix cache."""
+
+    @abstractmethod
+    def can_admit(self, tokens: int, token_ids: Sequence[int] = (), *, salt: str | None = None) -> bool:
         """Could a new request hold `tokens` tokens now, counting what reclaim would bring back?
 
+        `token_ids`, `salt`: as for `attach`; what they find in the prefix cache needs no room.
         Leaves a little room for the growth of those that live, unless there are none.
         """
 
+    def awaits(self, token_ids: Sequence[int], *, salt: str | None = None) -> bool:
+        """Is a live request just computing a prefix that this one could share if it waited?"""
+        return False
+
     @abstractmethod
-    def attach(self, request_id: str, token_ids: Sequence[int]) -> int | None:
+    def attach(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        *,
+        salt: str | None = None,
+        resumed: bool = False,
+    ) -> int | None:
         """Admit a request and make room for all of `token_ids`.
 
+        `salt`: who shares prefixes with whom; None: this request neither finds nor leaves any.
+        `resumed`: it was here before and was preempted.
         Returns how many of its tokens are already in the cache (at most len - 1), or None when
         memory is short: then nothing has changed. Raises KeyError when it lives already.
         """
+
+    @abstractmethod
+    def fork(self, parent_id: str, child_id: str, tokens: int) -> bool:
+        """Admit a request that has the first `tokens` tokens of another, all of them computed.
+
+        Whole blocks or pages are shared, the rest is copied (`static`: all of it). False when memory is
+        short: then nothing has changed. Raises KeyError when the child lives, or the parent does not.
+        """
+
+    def computed(self, request_id: str, token_ids: Sequence[int], n: int) -> None:  # noqa: B027
+        """K and V of the first `n` of `token_ids` (a list that only grows) are written.
+
+        They may be shared from here on.
+        """
+
+    def reset_prefix_cache(self) -> None:  # noqa: B027
+        """Forget every cached prefix. Requests that share one keep it."""
 
     @abstractmethod
     def grow(self, request_id: str, tokens: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 
 class BlockPool:
@@ -39,6 +40,14 @@ class BlockPool:
         """Add a holder to a block that has one."""
         assert self._refs[block] > 0, f"block {block} is free: nobody can share it"
         self._refs[block] += 1
+
+    def retain_all(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self.retain(block)
+
+    def release_all(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self.release(block)
 
     def release(self, block: int) -> None:
         """Drop a holder; the last one frees the block."""

@@ -49,11 +49,13 @@ def create_kv_cache(
     model_len: int,
     max_num_seqs: int,
     activations: int = 0,
+    fingerprint: str | None = None,
 ) -> KVCache:
     """Build the backend that `config` names.
 
     `max_model_len` None means: the model's own length `model_len`, or less if the budget is smaller.
     `activations`: bytes of device memory to leave to the model's steps.
+    `fingerprint`: of the model: who has it may share prefixes. None: nobody does.
     Raises ConfigError when one request of `max_model_len` tokens would not fit.
     """
     budget = kv_budget(config, driver, activations)
@@ -90,7 +92,7 @@ def create_kv_cache(
             f"max_model_len={length:,} tokens need {length * shape.token_bytes:,} bytes of KV; the cache "
             f"holds {fits:,} tokens (kv_cache_memory_bytes={budget:,}): raise it or lower max_model_len"
         )
-    cache = _build(config, shape, driver, budget, length, max_num_seqs, kind, page)
+    cache = _build(config, shape, driver, budget, length, max_num_seqs, kind, page, fingerprint)
     if isinstance(config.scales, KVRanges):
         cache.static_scales = config.scales.scales(shape.dtype, device)
     return cache
@@ -105,11 +107,17 @@ def _build(
     rows: int,
     kind: KVLayout,
     page: int,
+    fingerprint: str | None,
 ) -> KVCache:
     device = driver.device
     if config.backend == "paged":
         return PagedKVCache(
-            shape, device=device, budget_bytes=budget, block_size=config.block_size, max_tokens=length
+            shape,
+            device=device,
+            budget_bytes=budget,
+            block_size=config.block_size,
+            max_tokens=length,
+            fingerprint=fingerprint,
         )
     if config.backend == "static":
         return StaticKVCache(
@@ -125,4 +133,6 @@ def _build(
         layout=kind,
         page_bytes=page,
         background=device.type == "cuda" if background is None else background,
+        fingerprint=fingerprint,
+        unit=config.block_size,
     )

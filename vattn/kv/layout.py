@@ -163,6 +163,14 @@ class RowLayout:
         """Whole tokens that `pages` pages in each range can hold."""
         return pages * self.page_bytes // self.token_bytes
 
+    def whole_pages(self, tokens: int) -> tuple[int, int]:
+        """(pages of each range that hold nothing but the first `tokens` tokens, their bytes behind those)."""
+        return divmod(tokens * self.token_bytes, self.page_bytes)
+
+    def page_span(self, start: int, stop: int) -> tuple[int, int]:
+        """Positions of the pages, first and behind the last, on which tokens `start .. stop` lie."""
+        return start * self.token_bytes // self.page_bytes, self.pages(stop)
+
     @property
     def memory_shape(self) -> tuple[int, ...]:
         """Of `memory[layer, 2, row, position, unit_elems]`."""

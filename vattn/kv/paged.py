@@ -1,12 +1,17 @@
 """`paged`: a block pool and a block table per request (PagedAttention). The kernel translates.
 
-request A   table [ 7, 2, 5 ]        pool  | 0 | 1 | 2 A| 3 B| 4 | 5 A| 6 | 7 A|
-request B   table [ 3 ]                    each block: block_size positions, all layers
+request A   table [ 7, 2, 5 ]        pool  | 0 | 1 | 2 AB| 3 B| 4 | 5 A| 6 | 7 AB|
+request B   table [ 7, 2, 3 ]              each block: block_size positions, all layers
+
+A and B begin with the same text: full blocks of it (7, 2) are in both tables. A block in two tables is
+never written again; who continues does so in a block of its own.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -14,21 +19,47 @@ import torch
 
 from vattn.kv.base import AttentionInputs, Chunk, KVCache, KVStats, PagedInputs
 from vattn.kv.blocks import BlockPool
+from vattn.kv.holders import Holders
 from vattn.kv.layout import KVShape, kv_views
 from vattn.kv.plan import offsets
+from vattn.kv.prefix import PrefixCache
 from vattn.kv.usage import MemoryUsage
 
 WATERMARK = 0.01  # share of the pool that a new request leaves to the growth of those that live
 
 
+@dataclass
+class _Live:
+    """A live request: its block table, the tokens it has room for, and what others may share."""
+
+    table: list[int]
+    tokens: int
+    salt: str | None = None
+    text: Sequence[int] = ()
+    """Its tokens, of which the first `written` have K and V."""
+    written: int = 0
+    entered: int = 0
+    """Blocks that are in the prefix cache by now."""
+
+
 class PagedKVCache(KVCache):
-    """As many blocks of `block_size` tokens as the budget holds, allocated at once."""
+    """As many blocks of `block_size` tokens as the budget holds, allocated at once.
+
+    `fingerprint`: of the model, for the prefix cache; None: no prefix cache.
+    """
 
     name: ClassVar[str] = "paged"
     reads: ClassVar[type[AttentionInputs]] = PagedInputs
 
     def __init__(
-        self, shape: KVShape, *, device: torch.device, budget_bytes: int, block_size: int, max_tokens: int
+        self,
+        shape: KVShape,
+        *,
+        device: torch.device,
+        budget_bytes: int,
+        block_size: int,
+        max_tokens: int,
+        fingerprint: str | None = None,
     ) -> None:
         self.block_bytes = block_size * shape.token_bytes
         num_blocks = budget_bytes // self.block_bytes
@@ -46,8 +77,12 @@ class PagedKVCache(KVCache):
             (shape.num_layers, 2, num_blocks, block_size, shape.unit_elems), dtype=shape.dtype, device=device
         )
         self._kv = kv_views(memory, shape)
-        self._tables: dict[str, list[int]] = {}
-        self._tokens: dict[str, int] = {}
+        self._live: dict[str, _Live] = {}
+        self._holders = Holders()
+        self.prefix = (
+            None if fingerprint is None else PrefixCache[int](block_size, fingerprint, self._uncache)
+        )
+        self._stats = KVStats()
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -56,6 +91,10 @@ class PagedKVCache(KVCache):
     def table_width(self) -> int:
         return self._blocks(self.max_tokens)
 
+    @property
+    def shares_prefixes(self) -> bool:
+        return self.prefix is not None
+
     def describe(self) -> dict[str, str | int]:
         return {"block_size": self.block_size, "blocks": self.pool.num_blocks}
 
@@ -63,40 +102,133 @@ class PagedKVCache(KVCache):
     def capacity_tokens(self) -> int:
         return min(self.max_tokens, self.pool.num_blocks * self.block_size)
 
-    def can_admit(self, tokens: int) -> bool:
-        spare = max(1, int(WATERMARK * self.pool.num_blocks)) if self._tables else 0
-        return self._blocks(tokens) + spare <= self.pool.num_free
-
-    def attach(self, request_id: str, token_ids: Sequence[int]) -> int | None:
-        if request_id in self._tables:
-            raise KeyError(f"request {request_id!r} is attached already")
-        blocks = self.pool.acquire(self._blocks(len(token_ids)))
-        if blocks is None:
+    # ------------------------------------------------------------------ blocks
+    def _take(self, n: int) -> list[int] | None:
+        """`n` blocks, cached ones evicted as needed; None when even that is not enough: nothing changed."""
+        if n > self.pool.num_free + self._holders.num_cached_only:
             return None
-        self._tables[request_id] = blocks
-        self._tokens[request_id] = len(token_ids)
-        return 0
+        while self.pool.num_free < n:
+            assert self.prefix is not None
+            evicted = self.prefix.evict(lambda block: not self._holders.needs(block))
+            assert evicted, "cached blocks without an entry"
+            self._stats.prefix_evictions += 1
+        return self.pool.acquire(n)
 
-    def grow(self, request_id: str, tokens: int) -> bool:
-        table = self._tables[request_id]
-        missing = self._blocks(tokens) - len(table)
-        if missing > 0:
-            blocks = self.pool.acquire(missing)
-            if blocks is None:
-                return False
-            table.extend(blocks)
-        self._tokens[request_id] = max(self._tokens[request_id], tokens)
+    def _enter(self, block: int) -> int:
+        """The prefix cache holds a block."""
+        self._holders.cache(block)
+        self.pool.retain(block)
+        return block
+
+    def _uncache(self, block: int) -> None:
+        self._holders.uncache(block)
+        self.pool.release(block)
+
+    def _hit(self, token_ids: Sequence[int], salt: str | None) -> list[int]:
+        """Blocks of the longest cached prefix that leaves a token to compute."""
+        if self.prefix is None or salt is None:
+            return []
+        entries = self.prefix.match(token_ids, salt)
+        del entries[max(len(token_ids) - 1, 0) // self.block_size :]
+        return [entry.memory for entry in entries]
+
+    # ------------------------------------------------------------------ the contract
+    def can_admit(self, tokens: int, token_ids: Sequence[int] = (), *, salt: str | None = None) -> bool:
+        hit = self._hit(token_ids, salt)
+        spare = max(1, int(WATERMARK * self.pool.num_blocks)) if self._live else 0
+        idle = sum(not self._holders.needs(block) for block in hit)
+        available = self.pool.num_free + self._holders.num_cached_only - idle
+        return self._blocks(tokens) - len(hit) + spare <= available
+
+    def awaits(self, token_ids: Sequence[int], *, salt: str | None = None) -> bool:
+        return self.prefix is not None and salt is not None and self.prefix.awaits(token_ids, salt)
+
+    def attach(
+        self, request_id: str, token_ids: Sequence[int], *, salt: str | None = None, resumed: bool = False
+    ) -> int | None:
+        if request_id in self._live:
+            raise KeyError(f"request {request_id!r} is attached already")
+        hit = self._hit(token_ids, salt)
+        self.pool.retain_all(hit)  # before eviction could take them
+        self._holders.need(hit)
+        own = self._take(self._blocks(len(token_ids)) - len(hit))
+        if own is None:
+            self._holders.release(hit)
+            self.pool.release_all(hit)
+            return None
+        self._holders.need(own)
+        cached = len(hit) * self.block_size
+        self._live[request_id] = _Live(
+            [*hit, *own], len(token_ids), salt, token_ids, written=cached, entered=len(hit)
+        )
+        if self.prefix is not None and salt is not None:
+            entries = self.prefix.match(token_ids, salt)
+            self.prefix.touch(entries)
+            self.prefix.claim(request_id, token_ids, salt)
+            self._stats.count_hit(cached, len(token_ids), resumed=resumed)
+            self._stats.units_shared += len(hit)
+            if entries and len(hit) < len(entries):  # all of the text is there, but not in whole blocks
+                self._stats.prefix_tokens_unshared_by_page_size += len(token_ids) - 1 - cached
+        return cached
+
+    def fork(self, parent_id: str, child_id: str, tokens: int) -> bool:
+        if child_id in self._live:
+            raise KeyError(f"request {child_id!r} is attached already")
+        parent = self._live[parent_id]
+        shared = parent.table[: tokens // self.block_size]
+        rest = tokens % self.block_size
+        own = self._take(1 if rest else 0)
+        if own is None:
+            return False
+        self.pool.retain_all(shared)
+        table = [*shared, *own]
+        self._holders.need(table)
+        self._live[child_id] = _Live(table, tokens, parent.salt, parent.text, tokens, len(shared))
+        self._stats.forks += 1
+        self._stats.units_shared += len(shared)
+        if rest:
+            memory = self.views.memory
+            memory[:, :, own[0], :rest] = memory[:, :, parent.table[len(shared)], :rest]
+            self._stats.count_copy(rest, rest * self.shape.token_bytes)
         return True
 
+    def grow(self, request_id: str, tokens: int) -> bool:
+        live = self._live[request_id]
+        missing = self._blocks(tokens) - len(live.table)
+        if missing > 0:
+            blocks = self._take(missing)
+            if blocks is None:
+                return False
+            live.table.extend(blocks)
+            self._holders.need(blocks)
+        live.tokens = max(live.tokens, tokens)
+        return True
+
+    def computed(self, request_id: str, token_ids: Sequence[int], n: int) -> None:
+        live = self._live[request_id]
+        live.text, live.written = token_ids, min(n, len(token_ids))
+        full = live.written // self.block_size
+        if full > live.entered and self.prefix is not None and live.salt is not None:
+            self.prefix.insert(
+                token_ids, live.salt, full, lambda i: self._enter(live.table[i]), start=live.entered
+            )
+            live.entered = full
+
     def free(self, request_id: str) -> None:
-        for block in self._tables.pop(request_id):
-            self.pool.release(block)
-        del self._tokens[request_id]
+        live = self._live.pop(request_id)
+        if self.prefix is not None:
+            self.prefix.unclaim(request_id)
+        self._holders.release(live.table)
+        self.pool.release_all(reversed(live.table))
+
+    def reset_prefix_cache(self) -> None:
+        if self.prefix is not None:
+            self.prefix.clear()
 
     def begin_step(self, chunks: Sequence[Chunk]) -> PagedInputs:
         size = self.block_size
         # Blocks past a request's end this step (the rest of a chunked prompt) are no business of kernels.
-        tables = [self._tables[c.request_id][: self._blocks(c.end)] for c in chunks]
+        tables = [self._live[c.request_id].table[: self._blocks(c.end)] for c in chunks]
         runs = [
             np.asarray(table, np.int64)[positions // size] * size + positions % size
             for table, c in zip(tables, chunks, strict=True)
@@ -113,20 +245,22 @@ class PagedKVCache(KVCache):
         )
 
     def live(self) -> Iterable[str]:
-        return self._tables.keys()
+        return self._live.keys()
 
     def usage(self) -> MemoryUsage:
-        physical = 0 if self._kv is None else self.pool.num_blocks * self.block_bytes
-        mapped = sum(len(table) for table in self._tables.values()) * self.block_bytes
-        in_use = (self.pool.num_blocks - self.pool.num_free) * self.block_bytes
-        logical = sum(self._tokens.values()) * self.shape.token_bytes
+        block = self.block_bytes
+        physical = 0 if self._kv is None else self.pool.num_blocks * block
+        mapped = sum(len(live.table) for live in self._live.values()) * block
+        in_use = self._holders.num_needed * block
+        cached = self._holders.num_cached_only * block
+        logical = sum(live.tokens for live in self._live.values()) * self.shape.token_bytes
         return MemoryUsage(
             virtual_reserved=physical,
             physical=physical,
             in_use=in_use,
             parked=0,
-            cached=0,
-            free=physical - in_use,
+            cached=cached,
+            free=physical - in_use - cached,
             logical=logical,
             shared_saved=mapped - in_use,
             tail_waste=mapped - logical,
@@ -134,19 +268,27 @@ class PagedKVCache(KVCache):
         )
 
     def stats(self) -> KVStats:
-        return KVStats()
+        return replace(self._stats)
 
     def check(self) -> None:
         self.pool.check()
-        holders = [0] * self.pool.num_blocks
-        for request_id, table in self._tables.items():
-            assert len(table) == self._blocks(self._tokens[request_id]), f"{request_id}: table length"
-            for block in table:
-                holders[block] += 1
-        assert holders == [self.pool.refs(b) for b in range(self.pool.num_blocks)], "references"
+        needs: Counter[int] = Counter()
+        for request_id, live in self._live.items():
+            assert len(live.table) == self._blocks(live.tokens), f"{request_id}: table length"
+            needs.update(live.table)
+        for request_id, live in self._live.items():
+            for block in live.table[live.written // self.block_size :]:
+                assert needs[block] == 1, f"{request_id}: block {block} is shared and will be written"
+        cached = Counter(self.prefix.memories()) if self.prefix is not None else Counter[int]()
+        self._holders.check(dict(needs), dict(cached))
+        expected = [needs[b] + cached[b] for b in range(self.pool.num_blocks)]
+        assert expected == [self.pool.refs(b) for b in range(self.pool.num_blocks)], "references"
+        if self.prefix is not None:
+            self.prefix.check(list(self._live))
         self.usage().check()
 
     def close(self) -> None:
-        for request_id in list(self._tables):
+        for request_id in list(self._live):
             self.free(request_id)
+        self.reset_prefix_cache()
         self._kv = None

@@ -7,6 +7,7 @@ row 1  | used .............................................. |    dots are reser
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -51,6 +52,7 @@ class StaticKVCache(KVCache):
         self._slots: dict[str, int] = {}
         self._tokens: dict[str, int] = {}
         self._free = list(range(rows - 1, -1, -1))
+        self._stats = KVStats()
 
     @property
     def table_width(self) -> int:
@@ -63,10 +65,16 @@ class StaticKVCache(KVCache):
     def capacity_tokens(self) -> int:
         return self.layout.max_tokens
 
-    def can_admit(self, tokens: int) -> bool:
+    @property
+    def shares_prefixes(self) -> bool:
+        return False
+
+    def can_admit(self, tokens: int, token_ids: Sequence[int] = (), *, salt: str | None = None) -> bool:
         return bool(self._free) and tokens <= self.layout.max_tokens
 
-    def attach(self, request_id: str, token_ids: Sequence[int]) -> int | None:
+    def attach(
+        self, request_id: str, token_ids: Sequence[int], *, salt: str | None = None, resumed: bool = False
+    ) -> int | None:
         if request_id in self._slots:
             raise KeyError(f"request {request_id!r} is attached already")
         if not self.can_admit(len(token_ids)):
@@ -74,6 +82,21 @@ class StaticKVCache(KVCache):
         self._slots[request_id] = self._free.pop()
         self._tokens[request_id] = len(token_ids)
         return 0
+
+    def fork(self, parent_id: str, child_id: str, tokens: int) -> bool:
+        if child_id in self._slots:
+            raise KeyError(f"request {child_id!r} is attached already")
+        source = self._slots[parent_id]
+        if not self._free:
+            return False
+        slot = self._free.pop()
+        self._slots[child_id] = slot
+        self._tokens[child_id] = tokens
+        memory = self.views.memory
+        memory[:, :, slot, :tokens] = memory[:, :, source, :tokens]
+        self._stats.forks += 1
+        self._stats.bytes_copied += tokens * self.shape.token_bytes
+        return True
 
     def grow(self, request_id: str, tokens: int) -> bool:
         if tokens > self.layout.max_tokens:
@@ -110,7 +133,7 @@ class StaticKVCache(KVCache):
         )
 
     def stats(self) -> KVStats:
-        return KVStats()
+        return replace(self._stats)
 
     def check(self) -> None:
         taken = sorted([*self._slots.values(), *self._free])

@@ -1,0 +1,172 @@
+"""Any interleaving of admit, hit, chunked compute, fork, grow, free and eviction, on every backend.
+
+K and V of a token are a function of the text up to it, as in a model; so every request, however its memory
+came about, must hold exactly what a plain copy of its own would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.kv.caches import BACKENDS, MAX_TOKENS, SHAPE, make_cache
+from tests.kv.test_machine import read_back
+from vattn.kv.base import Chunk
+
+TEXTS = [
+    [1] * MAX_TOKENS,
+    [1] * 16 + [2] * (MAX_TOKENS - 16),
+    [1] * 31 + [3] * (MAX_TOKENS - 31),
+    [4, 5] * (MAX_TOKENS // 2),
+]
+"""Texts with common beginnings; requests take pieces of them."""
+
+
+@lru_cache(maxsize=100_000)
+def token_kv(text: tuple[int, ...]) -> torch.Tensor:
+    """`[layers, 2, heads, dim]` of the last token of a text."""
+    generator = torch.Generator().manual_seed(hash(text) % 2**31)
+    return torch.randn(SHAPE.num_layers, 2, SHAPE.num_kv_heads, SHAPE.head_dim, generator=generator)
+
+
+def text_kv(text: list[int], start: int, end: int) -> torch.Tensor:
+    """`[layers, 2, end - start, heads, dim]`."""
+    return torch.stack([token_kv(tuple(text[: i + 1])) for i in range(start, end)], 2)
+
+
+class SharingMachine(RuleBasedStateMachine):
+    backend: str
+    unit: int
+
+    @initialize(budget_tokens=st.integers(MAX_TOKENS, 4 * MAX_TOKENS))
+    def open(self, budget_tokens: int) -> None:
+        self.cache = make_cache(self.backend, budget_tokens, fingerprint="model", unit=self.unit)
+        self.texts: dict[str, list[int]] = {}
+        self.written: dict[str, int] = {}
+        self.count = 0
+
+    def compute(self, request_id: str, end: int) -> None:
+        text, start = self.texts[request_id], self.written[request_id]
+        inputs = self.cache.begin_step([Chunk(request_id, start, end - start)])
+        inputs.kv.flatten(2, 3)[:, :, inputs.slot_mapping] = text_kv(text, start, end)
+        self.written[request_id] = end
+        self.cache.computed(request_id, text, end)
+
+    @rule(
+        which=st.sampled_from(range(len(TEXTS))),
+        tokens=st.integers(1, MAX_TOKENS),
+        share=st.floats(0, 1),
+        salt=st.sampled_from(["", "", "", "other", None]),
+    )
+    def admit(self, which: int, tokens: int, share: float, salt: str | None) -> None:
+        request_id, before = f"r{self.count}", self.cache.usage()
+        self.count += 1
+        mine = TEXTS[which][:tokens]
+        could = self.cache.can_admit(tokens, mine, salt=salt)
+        cached = self.cache.attach(request_id, mine, salt=salt)
+        if cached is None:
+            assert not could, "can_admit promised room"
+            assert self.cache.usage().in_use == before.in_use
+            return
+        assert 0 <= cached < tokens
+        assert cached == 0 or salt is not None
+        self.texts[request_id], self.written[request_id] = mine, cached
+        self.compute(request_id, max(cached + 1, int(tokens * share)))
+
+    def pick(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.texts)))
+
+    @precondition(lambda self: getattr(self, "texts", None))
+    @rule(data=st.data(), n=st.integers(1, MAX_TOKENS))
+    def go_on(self, data: st.DataObject, n: int) -> None:
+        """Compute more of the prompt, or generate."""
+        request_id = self.pick(data)
+        text, written = self.texts[request_id], self.written[request_id]
+        if written == len(text):
+            if not self.cache.grow(request_id, written + 1):
+                return
+            text.append(data.draw(st.sampled_from([1, 2, 6])))
+        self.compute(request_id, min(len(text), written + n))
+
+    @precondition(lambda self: getattr(self, "texts", None))
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent = self.pick(data)
+        if not self.written[parent]:
+            return
+        tokens = data.draw(st.integers(1, self.written[parent]))
+        child, before = f"r{self.count}", self.cache.usage()
+        self.count += 1
+        if not self.cache.fork(parent, child, tokens):
+            assert self.cache.usage().in_use == before.in_use
+            return
+        self.texts[child], self.written[child] = self.texts[parent][:tokens], tokens
+
+    @precondition(lambda self: getattr(self, "texts", None))
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        request_id = self.pick(data)
+        self.cache.free(request_id)
+        del self.texts[request_id], self.written[request_id]
+
+    @rule()
+    def reset(self) -> None:
+        self.cache.reset_prefix_cache()
+        assert self.cache.usage().cached == 0
+
+    @invariant()
+    def books_balance(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check()
+        assert set(self.cache.live()) == set(self.texts)
+        assert self.cache.usage().logical == sum(map(len, self.texts.values())) * SHAPE.token_bytes
+
+    @invariant()
+    def contents_are_those_of_a_private_copy(self) -> None:
+        for request_id, written in getattr(self, "written", {}).items():
+            if written:
+                want = text_kv(self.texts[request_id], 0, written)
+                assert torch.equal(read_back(self.cache, request_id, written), want), request_id
+
+    def teardown(self) -> None:
+        if hasattr(self, "cache"):
+            for request_id in list(self.texts):
+                self.cache.free(request_id)
+            self.cache.check()
+            assert self.cache.usage().in_use == 0
+            self.cache.close()
+            assert self.cache.usage().physical == 0
+
+
+CASES = [(backend, 5) for backend in BACKENDS if backend.startswith("virtual")]
+CASES += [("virtual-interleaved", 16), ("paged-16", 16), ("paged-1", 1), ("static-interleaved", 16)]
+
+
+@pytest.mark.parametrize(("backend", "unit"), CASES)
+def test_any_interleaving(backend: str, unit: int) -> None:
+    machine: Callable[[], RuleBasedStateMachine] = type(
+        f"{backend}Machine", (SharingMachine,), {"backend": backend, "unit": unit}
+    )
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=30,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

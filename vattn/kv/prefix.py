@@ -1,0 +1,260 @@
+"""Prefix cache: which stretches of text have their K and V in memory, and which goes first.
+
+Text is cut into units of `unit` tokens. A unit's key is a chain hash, so it names the unit AND all text
+before it (the idea: vLLM's automatic prefix caching; SGLang's RadixAttention keeps a tree instead):
+
+    root = H(fingerprint, salt)      key[0] = H(root, tokens[0:u])      key[1] = H(key[0], tokens[u:2u])
+
+                    ┌─ "You are a bot." ─┬─ "Hello!"        leaves are evicted first,
+    fingerprint,salt┤                    └─ "What is 2+2?"  the least recently used of them
+                    └─ "Translate:" ───────  …
+
+Equal text is not equal KV: the fingerprint stands for weights, dtype, rope and adapters, the salt for who
+may share with whom. Hashes find entries; tokens and parents are compared, so a collision is a miss.
+What an entry holds is the backend's (a block, some pages): this module knows of no memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+M = TypeVar("M")
+
+Hasher = Callable[[bytes], bytes]
+
+CHAINS_REMEMBERED = 1024
+"""Texts whose keys are kept: more than requests run at once."""
+
+
+def chain_hash(data: bytes) -> bytes:
+    """16 bytes of BLAKE2b: no accidental collisions, and forged ones are caught by comparing tokens."""
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+@dataclass(eq=False)
+class Entry(Generic[M]):
+    """One unit of text and the memory that holds its K and V."""
+
+    key: bytes
+    parent: Entry[M] | None
+    tokens: tuple[int, ...]
+    root: bytes
+    memory: M
+    children: int = 0
+    stamp: int = 0
+    """When it was last used; larger is later."""
+
+
+class PrefixCache(Generic[M]):
+    """Entries by chain hash.
+
+    Args:
+        unit: tokens of an entry.
+        fingerprint: of the model: KV of one fingerprint is never taken for another's.
+        drop: called with the memory of every entry that goes.
+        hasher: bytes to bytes.
+    """
+
+    def __init__(
+        self, unit: int, fingerprint: str, drop: Callable[[M], None], hasher: Hasher = chain_hash
+    ) -> None:
+        assert unit > 0
+        self.unit = unit
+        self._fingerprint = fingerprint
+        self._drop = drop
+        self._hash = hasher
+        self._entries: dict[bytes, Entry[M]] = {}
+        self._leaves: list[tuple[int, bytes]] = []  # heap of (stamp, key), some outdated
+        self._clock = 0
+        self._claims: dict[bytes, Hashable] = {}
+        self._claimed: dict[Hashable, list[bytes]] = {}
+        self._chains: OrderedDict[int, tuple[Sequence[int], str, list[bytes]]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # ------------------------------------------------------------------ keys
+    def root(self, salt: str) -> bytes:
+        """Where all chains of a salt begin."""
+        return self._hash(f"{len(self._fingerprint)}:{self._fingerprint}{salt}".encode())
+
+    def keys(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
+        """The chain of keys of all whole units. A list that only grows is hashed once, as it grows."""
+        units = len(token_ids) // self.unit
+        known: list[bytes] = []
+        chain = self._chains.get(id(token_ids))
+        if chain is not None and chain[0] is token_ids and chain[1] == salt:
+            known = chain[2]
+        if len(known) < units:
+            key = known[-1] if known else self.root(salt)
+            start = len(known) * self.unit
+            data = np.asarray(token_ids[start : units * self.unit], np.int64).tobytes()
+            step = 8 * self.unit
+            for at in range(0, len(data), step):
+                key = self._hash(key + data[at : at + step])
+                known.append(key)
+        self._chains[id(token_ids)] = (token_ids, salt, known)
+        self._chains.move_to_end(id(token_ids))
+        if len(self._chains) > CHAINS_REMEMBERED:
+            self._chains.popitem(last=False)
+        return known[:units]
+
+    # ------------------------------------------------------------------ finding
+    def match(self, token_ids: Sequence[int], salt: str) -> list[Entry[M]]:
+        """Entries of the longest cached prefix, in order."""
+        found: list[Entry[M]] = []
+        root = self.root(salt)
+        for index, key in enumerate(self.keys(token_ids, salt)):
+            entry = self._entries.get(key)
+            parent = found[-1] if found else None
+            first = index * self.unit
+            tokens = tuple(token_ids[first : first + self.unit])
+            if entry is None or not self._same(entry, parent, tokens, root):
+                break
+            found.append(entry)
+        return found
+
+    def touch(self, entries: Sequence[Entry[M]]) -> None:
+        """These were used now."""
+        self._clock += 1
+        for entry in entries:
+            entry.stamp = self._clock
+        if entries and not entries[-1].children:
+            self._push(entries[-1])
+
+    # ------------------------------------------------------------------ filling
+    def insert(
+        self, token_ids: Sequence[int], salt: str, units: int, hold: Callable[[int], M], start: int = 0
+    ) -> None:
+        """Enter the first `units` units of a text. `hold(i)` gives the memory of unit i where it is new.
+
+        `start`: units before it are expected to be there; where one has been evicted it is entered again.
+        Units already entered by others stay theirs. Stops at a collision: what follows can't be found.
+        """
+        keys = self.keys(token_ids, salt)
+        if start and not self._holds(keys[start - 1], token_ids, start - 1):
+            start = 0
+        parent = self._entries[keys[start - 1]] if start else None
+        root = self.root(salt)
+        self._clock += 1
+        for index in range(start, units):
+            first = index * self.unit
+            tokens = tuple(token_ids[first : first + self.unit])
+            entry = self._entries.get(keys[index])
+            if entry is None:
+                entry = Entry(keys[index], parent, tokens, root, hold(index))
+                self._entries[entry.key] = entry
+                if parent is not None:
+                    parent.children += 1
+            elif not self._same(entry, parent, tokens, root):
+                break
+            parent = entry
+        used = parent
+        while used is not None:
+            used.stamp = self._clock
+            used = used.parent
+        if parent is not None and not parent.children:
+            self._push(parent)
+
+    def _holds(self, key: bytes, token_ids: Sequence[int], index: int) -> bool:
+        entry = self._entries.get(key)
+        first = index * self.unit
+        return entry is not None and entry.tokens == tuple(token_ids[first : first + self.unit])
+
+    @staticmethod
+    def _same(entry: Entry[M], parent: Entry[M] | None, tokens: tuple[int, ...], root: bytes) -> bool:
+        return entry.tokens == tokens and entry.parent is parent and entry.root == root
+
+    # ------------------------------------------------------------------ work under way
+    def claim(self, owner: Hashable, token_ids: Sequence[int], salt: str) -> None:
+        """`owner` is about to compute these tokens: others with the same prefix may want to wait for it."""
+        mine = [k for k in self.keys(token_ids, salt) if k not in self._entries and k not in self._claims]
+        for key in mine:
+            self._claims[key] = owner
+        self._claimed[owner] = mine
+
+    def unclaim(self, owner: Hashable) -> None:
+        for key in self._claimed.pop(owner, ()):
+            del self._claims[key]
+
+    def awaits(self, token_ids: Sequence[int], salt: str) -> bool:
+        """Is the first unit of this text that is not cached being computed right now?"""
+        known = len(self.match(token_ids, salt))
+        if known >= (len(token_ids) - 1) // self.unit:  # the last token is computed in any case
+            return False
+        key = self.keys(token_ids, salt)[known]
+        return key in self._claims and key not in self._entries
+
+    # ------------------------------------------------------------------ giving way
+    def evict(self, frees: Callable[[M], bool]) -> bool:
+        """Drop the least recently used leaf, preferably one that `frees` memory; False if there is none."""
+        passed: list[tuple[int, bytes]] = []
+        victim: Entry[M] | None = None
+        while self._leaves and victim is None:
+            stamp, key = heapq.heappop(self._leaves)
+            entry = self._entries.get(key)
+            if entry is None or entry.children or entry.stamp != stamp:
+                continue
+            if frees(entry.memory):
+                victim = entry
+            else:
+                passed.append((stamp, key))
+        if victim is None and passed:
+            victim = self._entries[passed.pop(0)[1]]
+        for item in passed:
+            heapq.heappush(self._leaves, item)
+        if victim is None:
+            return False
+        self._remove(victim)
+        return True
+
+    def clear(self) -> None:
+        """Drop every entry."""
+        entries, self._entries, self._leaves = list(self._entries.values()), {}, []
+        for entry in entries:
+            self._drop(entry.memory)
+
+    def _remove(self, entry: Entry[M]) -> None:
+        del self._entries[entry.key]
+        if entry.parent is not None:
+            entry.parent.children -= 1
+            if not entry.parent.children:
+                self._push(entry.parent)
+        self._drop(entry.memory)
+
+    def _push(self, leaf: Entry[M]) -> None:
+        heapq.heappush(self._leaves, (leaf.stamp, leaf.key))
+        if len(self._leaves) > 64 + 4 * len(self._entries):  # mostly outdated: rebuild
+            self._leaves = [(e.stamp, e.key) for e in self._entries.values() if not e.children]
+            heapq.heapify(self._leaves)
+
+    # ------------------------------------------------------------------ books
+    def memories(self) -> list[M]:
+        """The memory of every entry."""
+        return [entry.memory for entry in self._entries.values()]
+
+    def check(self, owners: Sequence[Hashable] = ()) -> None:
+        """Raise AssertionError unless the tree is whole. `owners`: who may have claims."""
+        children: dict[int, int] = {}
+        for key, entry in self._entries.items():
+            assert entry.key == key and len(entry.tokens) == self.unit
+            parent = entry.parent
+            if parent is not None:
+                assert self._entries.get(parent.key) is parent, "an entry outlives its prefix"
+                assert parent.stamp >= entry.stamp, "a prefix is older than what is built on it"
+                children[id(parent)] = children.get(id(parent), 0) + 1
+            data = np.asarray(entry.tokens, np.int64).tobytes()
+            assert key == self._hash((parent.key if parent else entry.root) + data), "a key is wrong"
+        heap = set(self._leaves)
+        for entry in self._entries.values():
+            assert entry.children == children.get(id(entry), 0), "children miscounted"
+            assert entry.children or (entry.stamp, entry.key) in heap, "a leaf can't be evicted"
+        assert set(self._claimed) <= set(owners), "a claim outlives its owner"
+        assert len(self._claims) == sum(map(len, self._claimed.values())), "claims miscounted"

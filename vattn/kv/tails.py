@@ -1,0 +1,56 @@
+"""Copy the part of a page that two requests can't share, because one of them will write behind it.
+
+    source   | shared | shared | tail … |        full pages are mapped at both places;
+    target   | shared | shared | tail   |        the tail's bytes go to a page of the target's own
+
+Bytes, not tokens: a token may straddle two pages, and its first part may lie on a shared, read-only one.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from vattn.kv.slots import PageSet, Slots
+from vattn.vmm.retire import Event
+
+
+def device_event(device: torch.device) -> Event | None:
+    """Marks the work submitted so far; None on a CPU, where it is done."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+class TailCopier:
+    """Copies within the pages of `slots`. `scratch`: a slot set apart, to map pages mapped nowhere else."""
+
+    def __init__(self, slots: Slots, scratch: int | None) -> None:
+        space = slots.space
+        self._slots = slots
+        self._scratch = scratch
+        self._page = space.page_bytes
+        self._bytes: torch.Tensor | None = space.tensor(
+            (slots.ranges, slots.count, space.pitch), None, torch.uint8
+        )
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        """Bytes `start .. end` of each range, from one slot to another."""
+        assert self._bytes is not None
+        self._bytes[:, target, start:end] = self._bytes[:, source, start:end]
+
+    def copy_set(self, pages: PageSet, target: int, start: int, end: int) -> None:
+        """The same from pages that hold these bytes but may be mapped nowhere: they all lie on one page."""
+        assert self._bytes is not None and self._scratch is not None
+        first = start // self._page * self._page
+        slots, scratch = self._slots, self._scratch
+        slots.alias(scratch, [pages])
+        try:
+            self._bytes[:, target, start:end] = self._bytes[:, scratch, start - first : end - first]
+        finally:
+            slots.space.retirement.submit(device_event(self._bytes.device))  # unmapped after the copy
+            slots.truncate(scratch, 0)
+
+    def close(self) -> None:
+        self._bytes = None
