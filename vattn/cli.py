@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from vattn.commands.bench import app as bench
 from vattn.commands.compare import compare
 from vattn.commands.generate import generate
 from vattn.commands.info import info
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(compare)
+app.add_typer(bench, name="bench")
 app.command()(info)
 app.add_typer(vmm, name="vmm")
 app.command()(kernels)
