@@ -197,7 +197,7 @@ class Simulator:
     def _run_ahead(self) -> None:
         """Make steps like the last one for as long as nothing else can happen."""
         columns, scheduler = self.steps, self.scheduler
-        run = DecodeRun(self.kv, scheduler.running, columns.usage(len(columns) - 1))  # type: ignore[arg-type]
+        run = DecodeRun(self.kv, scheduler.running)  # type: ignore[arg-type]
         if not run.worthwhile:
             return
         count, waiting = len(run.requests), len(scheduler.waiting)

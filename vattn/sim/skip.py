@@ -37,9 +37,9 @@ def room(kv: KVCache) -> Callable[[int], int]:
 
 
 class DecodeRun:
-    """The next steps of `requests` (oldest first), all of which decode. `usage`: of the step just made."""
+    """The next steps of `requests` (oldest first), all of which decode."""
 
-    def __init__(self, kv: KVCache, requests: Sequence[SimulatedRequest], usage: MemoryUsage) -> None:
+    def __init__(self, kv: KVCache, requests: Sequence[SimulatedRequest]) -> None:
         self.kv = kv
         self.requests = requests
         self.done = 0
@@ -48,7 +48,7 @@ class DecodeRun:
         """Steps before one in which a request ends."""
         if any(r.known == r.prompt_len for r in requests):
             self.limit = 0  # a first token is on its way: its time is to be noted
-        self._usage = usage
+        self._usage = kv.usage()
         self._token_bytes = len(requests) * kv.shape.token_bytes
         self._external = isinstance(kv, StaticKVCache)
         self._due: dict[int, list[int]] | None = None  # places in `requests`, by step
