@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -15,6 +16,7 @@ from vattn.kv.ranges import KVRanges
 if TYPE_CHECKING:
     from vattn.models.spec import ModelSpec
 
+PolicyName = Literal["fcfs", "priority"]
 KVBackend = Literal["virtual", "paged", "static"]
 LayoutName = Literal["auto", "interleaved", "per_layer"]
 KVDtype = Literal["auto", "fp8_e4m3", "int8"]
@@ -97,14 +99,37 @@ class SchedulerConfig:
     - `max_num_seqs`: requests running at once.
     - `max_num_batched_tokens`: tokens in one step, prompts cut into chunks to fit; at least
       `max_num_seqs`, so that every running request can decode in every step.
+    - `policy`: who goes first: `"fcfs"`, or `"priority"`, smaller ones first.
+    - `priority_ageing_tokens`: so many tokens scheduled while a request waits are worth one unit of
+      priority to it: nobody waits forever.
+    - `fair_shares`: weights of tenants in tokens and memory; 1 for who is not named.
+    - `max_waiting`: requests of one tenant that may wait for a place; None: any number.
     """
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    policy: PolicyName = "fcfs"
+    priority_ageing_tokens: int = 16384
+    fair_shares: Mapping[str, float] = field(default_factory=dict)
+    max_waiting: int | None = None
 
     def __post_init__(self) -> None:
         _positive("max_num_seqs", self.max_num_seqs)
         _positive("max_num_batched_tokens", self.max_num_batched_tokens)
+        _positive("priority_ageing_tokens", self.priority_ageing_tokens)
+        _positive("max_waiting", self.max_waiting)
+        if self.policy not in get_args(PolicyName):
+            allowed = ", ".join(map(repr, get_args(PolicyName)))
+            raise ConfigError(f"scheduling_policy={self.policy!r} is unknown: use one of {allowed}")
+        if not isinstance(self.fair_shares, Mapping):
+            raise ConfigError(f"fair_shares must map tenants to weights, got {self.fair_shares!r}")
+        for tenant, weight in self.fair_shares.items():
+            number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+            if not isinstance(tenant, str) or not number or not 1e-3 <= weight <= 1e3:
+                raise ConfigError(
+                    f"fair_shares={{{tenant!r}: {weight!r}}}: a tenant's name maps to a weight "
+                    "from 0.001 to 1000"
+                )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is less than "

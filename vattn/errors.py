@@ -11,6 +11,7 @@ __all__ = [
     "DriverUnavailable",
     "ModelNotFound",
     "OutOfMemory",
+    "QueueFull",
     "RequestError",
     "UnsupportedModel",
     "VattnError",
@@ -39,3 +40,7 @@ class RequestError(VattnError, ValueError):
 
 class CapacityError(VattnError):
     """A request can never fit the KV cache or the model's context."""
+
+
+class QueueFull(CapacityError):
+    """As many requests wait already as may (`max_waiting`); the same request may be accepted later."""

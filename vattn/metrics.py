@@ -23,6 +23,10 @@ class EngineMetrics:
     output_tokens: int = 0
     finished_requests: int = 0
     """Requests that ended, aborted and failed ones included."""
+    timed_out_requests: int = 0
+    """Those that ended because their `timeout_s` was over."""
+    refused_requests: int = 0
+    """Requests that were not accepted because too many waited."""
     preemptions: int = 0
     peak_running: int = 0
     peak_kv_bytes: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 
 
 class Logprob(NamedTuple):
@@ -87,7 +87,8 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     """One entry per token; None unless asked for."""
     finish_reason: FinishReason | None = None
-    """`stop` (EOS, stop token or stop string), `length`, `abort`, `error`; None while running."""
+    """`stop` (EOS, stop token or stop string), `length`, `abort`, `timeout`, `error`; None
+    while running."""
     stop_reason: int | str | None = None
     """The stop token or stop string that ended the output; None for EOS and the other reasons."""
 

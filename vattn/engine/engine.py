@@ -10,17 +10,23 @@ step ─┬ Scheduler.schedule()   -> Batch            whose tokens, within budg
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 
 from vattn.attention.factory import create_attention
 from vattn.config import SchedulerConfig
+from vattn.engine.deadlines import Deadlines
 from vattn.engine.detokenize import Finish, IncrementalDetokenizer, StopChecker, TokenText
+from vattn.engine.events import EventLog
 from vattn.engine.graphs import create_graphs
 from vattn.engine.pipeline import InFlight, Pipeline
+from vattn.engine.policy import create_policy
 from vattn.engine.request import Request
 from vattn.engine.runner import Runner
 from vattn.engine.sampler import Sampler, sampling_failure
-from vattn.engine.scheduler import Scheduler
-from vattn.errors import CapacityError, RequestError
+from vattn.engine.scheduler import Batch, Scheduler
+from vattn.engine.service import DEFAULT_SERVICE, Service
+from vattn.errors import CapacityError, QueueFull, RequestError
 from vattn.interrupts import interrupts_held
 from vattn.kv.base import KVCache
 from vattn.metrics import EngineMetrics
@@ -34,6 +40,7 @@ class Engine:
 
     `overlap`: launch each step before the last one's tokens are known; None: on CUDA.
     `enforce_eager`: no captured graphs; None: graphs on CUDA, with attention that allows it.
+    `trace`: where decisions are logged; it stays the caller's.
     """
 
     def __init__(
@@ -47,13 +54,20 @@ class Engine:
         overlap: bool | None = None,
         enforce_eager: bool | None = None,
         seed: int = 0,
+        trace: EventLog | None = None,
     ) -> None:
         self.loaded = loaded
         self.kv = kv
         self.max_model_len = max_model_len
         self.scheduler = Scheduler(
-            kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+            kv,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            policy=create_policy(config.policy, config.priority_ageing_tokens),
+            weights=config.fair_shares,
         )
+        self.max_waiting = config.max_waiting
+        self.trace = trace or EventLog()
         device = next(loaded.model.parameters()).device
         kernel = create_attention(attention, kv, device)
         graphs = None
@@ -69,6 +83,7 @@ class Engine:
         self._ready: list[RequestOutput] = []
         """Outputs not handed out yet: what a step settled before it failed is reported by the next."""
         self._requests: dict[str, Request] = {}
+        self._deadlines = Deadlines()
         self._arrivals = 0
         self._vocabulary = None if loaded.tokenizer is None else TokenText(loaded.tokenizer)
 
@@ -95,6 +110,20 @@ class Engine:
                 f"max_model_len={self.max_model_len:,}"
             )
 
+    def make_room(self, services: Sequence[Service]) -> None:
+        """Raise QueueFull unless requests on these terms may all be added; nothing is changed."""
+        if self.max_waiting is None:
+            return
+        arrivals = Counter(service.tenant for service in services)
+        for tenant, waiting in self.scheduler.would_wait(arrivals).items():
+            if waiting > self.max_waiting:
+                self.metrics.refused_requests += len(services)
+                self.trace.refuse(tenant, waiting, self.max_waiting)
+                raise QueueFull(
+                    f"{waiting:,} requests of tenant {tenant!r} would have to wait, {arrivals[tenant]:,} of "
+                    f"them new; max_waiting={self.max_waiting:,} allows no more: try again later"
+                )
+
     def add_request(
         self,
         request_id: str,
@@ -103,14 +132,17 @@ class Engine:
         *,
         prompt: str | None = None,
         stream: bool = False,
+        service: Service = DEFAULT_SERVICE,
     ) -> str:
         """Queue a request; returns its id. `stream`: `step` reports it after each token, not only at the end.
 
-        Raises RequestError or CapacityError, and changes nothing, if it is refused.
+        Raises RequestError or CapacityError (QueueFull: too many wait), and changes nothing, if it is
+        refused.
         """
         if request_id in self._requests:
             raise RequestError(f"request id {request_id!r} is in use")
         self.validate(prompt_token_ids, params)
+        self.make_room([service])
         room = self.max_model_len - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         outputs: list[int] = []
@@ -133,10 +165,14 @@ class Engine:
             max_tokens=max_tokens,
             metrics=RequestMetrics(time.perf_counter(), num_prompt_tokens=len(prompt_token_ids)),
             stream=stream,
+            service=service,
         )
         self._arrivals += 1
         self._requests[request_id] = request
         self.scheduler.add(request)
+        if service.timeout_s is not None:
+            self._deadlines.add(request, request.metrics.arrival_time + service.timeout_s)
+        self.trace.arrive(request)
         return request_id
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -164,15 +200,16 @@ class Engine:
         An error of the model or the driver leaves every request where it was before the step.
         """
         with interrupts_held():
+            self._expire()
             flight = self._flight
             if flight is not None and flight.must_settle_first:
                 self._flight = None
                 self._settle(flight)
                 flight = None
-            batch = self.scheduler.schedule()
+            batch = self._schedule()
             for request in batch.starved:
                 self._ready.append(self._fail(request, _out_of_memory(request)))
-            launched = self.pipeline.launch(batch, flight) if batch.items else None
+            launched = self._launch(batch, flight) if batch.items else None
             self._flight = launched if self.overlap else None
             for settled in (flight, None if self.overlap else launched):
                 if settled is not None:
@@ -180,10 +217,35 @@ class Engine:
             outputs, self._ready = self._ready, []
             return outputs
 
+    def _expire(self) -> None:
+        """End the requests whose time is up."""
+        for request in self._deadlines.expired(time.perf_counter()):
+            request.stop.abort()
+            self.metrics.timed_out_requests += 1
+            self._ready.append(self._finish(request, Finish("timeout")))
+
+    def _schedule(self) -> Batch:
+        try:
+            batch = self.scheduler.schedule()
+        except BaseException as error:
+            self.trace.step_failed(error)
+            raise
+        self.trace.step(batch)
+        return batch
+
+    def _launch(self, batch: Batch, flight: InFlight | None) -> InFlight:
+        try:
+            return self.pipeline.launch(batch, flight)
+        except BaseException as error:
+            self.trace.step_failed(error)
+            raise
+
     def _settle(self, flight: InFlight) -> None:
         """Enter a step's tokens: append, stop, report."""
         now = time.perf_counter()
-        for request, token, logprobs in self.pipeline.settle(flight):
+        news = self.pipeline.settle(flight)
+        self.trace.tokens(news)
+        for request, token, logprobs in news:
             failure = sampling_failure(token)
             if failure is not None:
                 self._ready.append(self._fail(request, failure))
@@ -214,6 +276,7 @@ class Engine:
         self.scheduler.finish(request)
         del self._requests[request.request_id]
         self.metrics.finished_requests += 1
+        self.trace.finish(request, finish.reason)
         return self._report(request)
 
 

@@ -7,11 +7,9 @@ request is the most urgent one: it is never preempted for another, and finishes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
 
+from vattn.config import PolicyName
 from vattn.engine.request import Rank, Request
-
-PolicyName = Literal["fcfs", "priority"]
 
 
 class Policy(ABC):

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from vattn.engine.detokenize import Finish, StopChecker
 from vattn.engine.sampler import SamplingState
-from vattn.engine.service import Service
+from vattn.engine.service import DEFAULT_SERVICE, Service
 from vattn.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
 from vattn.params import SamplingParams
 
@@ -50,7 +50,7 @@ class Request:
     metrics: RequestMetrics
     stream: bool = False
     """Report after each token, not only at the end."""
-    service: Service = field(default_factory=Service)
+    service: Service = DEFAULT_SERVICE
     rank: Rank = (0, 0)
     """Given by the scheduler on arrival."""
     token_ids: list[int] = field(init=False)

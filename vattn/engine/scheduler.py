@@ -151,10 +151,10 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
-    def would_wait(self, tenant: str, count: int) -> int:
-        """How many of the tenant's requests would wait if `count` more came: those beyond free slots."""
-        free = self.max_num_seqs - len(self.running)
-        return min(len(self.waiting) + count - free, self.waiting.count(tenant) + count)
+    def would_wait(self, arrivals: Mapping[str, int]) -> dict[str, int]:
+        """Of each tenant, how many requests would wait if so many more arrived: those beyond free slots."""
+        beyond = len(self.waiting) + sum(arrivals.values()) - (self.max_num_seqs - len(self.running))
+        return {t: max(0, min(beyond, self.waiting.count(t) + n)) for t, n in arrivals.items()}
 
     def _enqueue(self, request: Request) -> None:
         request.status = RequestStatus.WAITING

@@ -52,6 +52,9 @@ class Service:
         return [Service(*row) for row in zip(*columns, strict=True)]
 
 
+DEFAULT_SERVICE = Service()
+
+
 def _each(name: str, value: Any, count: int) -> list[Any]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         return [value] * count

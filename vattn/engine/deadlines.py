@@ -1,0 +1,29 @@
+"""Requests that must end by a certain time."""
+
+from __future__ import annotations
+
+import heapq
+
+from vattn.engine.request import Request
+
+
+class Deadlines:
+    """A heap of deadlines; times are seconds of the caller's monotonic clock."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []
+
+    def add(self, request: Request, deadline: float) -> None:
+        heapq.heappush(self._heap, (deadline, request.arrival, request))
+
+    def expired(self, now: float) -> list[Request]:
+        """Take out the unfinished requests whose time is up at `now`, by deadline."""
+        out = []
+        while self._heap and (self._heap[0][0] <= now or self._heap[0][2].finished):
+            _, _, request = heapq.heappop(self._heap)
+            if not request.finished:
+                out.append(request)
+        return out
+
+    def __len__(self) -> int:
+        return len(self._heap)

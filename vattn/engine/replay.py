@@ -1,0 +1,258 @@
+"""Replay an event log: drive the real scheduler and a real cache, and compare every decision.
+
+    log     arrive ─ step ─ tokens ─ finish ─ …        what came from outside is done again,
+    replay    add  ─ schedule() ─ append ─ finish      what the scheduler decides is compared
+
+The cache runs on the accounting driver: same books, no memory. So a log from a GPU replays on a laptop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vattn.config import KVCacheConfig
+from vattn.engine.detokenize import IncrementalDetokenizer, StopChecker
+from vattn.engine.events import FORMAT
+from vattn.engine.policy import create_policy
+from vattn.engine.request import Request
+from vattn.engine.sampler import Sampler
+from vattn.engine.scheduler import Batch, Scheduler
+from vattn.engine.service import Service
+from vattn.errors import ConfigError
+from vattn.kv.base import KVCache
+from vattn.kv.factory import create_kv_cache
+from vattn.kv.layout import KVShape
+from vattn.outputs import RequestMetrics
+from vattn.params import SamplingParams
+from vattn.vmm.accounting import AccountingDriver
+
+_DECISIONS = ("admit", "preempt", "starve", "step")
+_ENDS = ("finish", "abort", "timeout")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came out."""
+
+    requests: int
+    steps: int
+    preemptions: int
+    decisions: int
+    """Decisions that came out the same."""
+    divergence: str | None
+    """The first one that did not: where, what the log says, what the scheduler does. None: all equal."""
+
+
+def replay(path: str | Path, *, check: bool = True) -> Replay:
+    """Replay a whole log, or up to the first decision that differs.
+
+    `check`: prove the books of scheduler and cache after every step. Raises ConfigError when the file
+    is not a log, or is one that can't be replayed.
+    """
+    events = _read(Path(path))
+    number, header = next(events, (0, {}))
+    if header.get("event") != "header" or header.get("format") != FORMAT:
+        raise ConfigError(f"{path} is not an event log: its first line is not a {FORMAT} header")
+    kv, driver = _cache(header)
+    try:
+        player = _Player(kv, header["scheduler"], check)
+        for number, event in events:
+            try:
+                player.play(event)
+            except KeyError as error:
+                raise ConfigError(f"{path}, line {number}: there is no {error}") from error
+            if player.divergence is not None:
+                player.divergence = f"line {number}, step {event['step']}: {player.divergence}"
+                break
+        return Replay(
+            len(player.requests),
+            player.steps,
+            player.scheduler.num_preemptions,
+            player.decisions,
+            player.divergence,
+        )
+    finally:
+        kv.close()
+        driver.close()
+
+
+class _Player:
+    """One event after another."""
+
+    def __init__(self, kv: KVCache, limits: dict[str, Any], check: bool) -> None:
+        self.kv = kv
+        self.check = check
+        self.scheduler = Scheduler(
+            kv,
+            max_num_seqs=limits["max_num_seqs"],
+            max_num_batched_tokens=limits["max_num_batched_tokens"],
+            policy=create_policy(limits["policy"], limits["priority_ageing_tokens"]),
+            weights=limits["fair_shares"],
+        )
+        self.requests: dict[str, Request] = {}
+        self.steps = 0
+        self.decisions = 0
+        self.divergence: str | None = None
+        self._sampler = Sampler()
+        self._logged: list[Any] = []
+        """Decisions of the step that the log is about to close."""
+        self._batch: Batch | None = None
+        """Scheduled; done when the next event does not say that it failed."""
+
+    def play(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "step_failed":
+            if self._batch is None:
+                raise ConfigError(
+                    f"step {event['step']} failed while it was scheduled ({event['error']}): what the "
+                    "scheduler had done by then is not in the log"
+                )
+            self._batch = None
+            return
+        self._advance()
+        if kind == "arrive":
+            self._arrive(event)
+        elif kind in _DECISIONS:
+            self._logged.append(_decision(event))
+            if kind == "step":
+                self._step()
+        elif kind == "tokens":
+            for request_id, token in event["tokens"]:
+                request = self.requests[request_id]
+                request.settle_pending()
+                request.append(token, None)
+        elif kind in _ENDS:
+            self.scheduler.finish(self.requests[event["id"]])
+        elif kind != "refuse":
+            raise ConfigError(f"unknown event {kind!r}: the log is of a newer version")
+
+    def _arrive(self, event: dict[str, Any]) -> None:
+        params = SamplingParams(max_tokens=event["max_tokens"], ignore_eos=True, detokenize=False)
+        prompt, outputs = list(event["prompt"]), list[int]()
+        request = Request(
+            request_id=event["id"],
+            prompt=None,
+            prompt_token_ids=prompt,
+            output_token_ids=outputs,
+            params=params,
+            sampling=self._sampler.new_state(params, prompt, outputs),
+            stop=StopChecker(params, IncrementalDetokenizer(None, params), max_tokens=event["max_tokens"]),
+            arrival=len(self.requests),
+            max_tokens=event["max_tokens"],
+            metrics=RequestMetrics(event["t"]),
+            service=Service(event["priority"], event["tenant"], event["timeout_s"]),
+        )
+        self.requests[event["id"]] = request
+        self.scheduler.add(request)
+
+    def _step(self) -> None:
+        batch = self.scheduler.schedule()
+        logged, self._logged = self._logged, []
+        replayed = [
+            *(("admit", request.request_id, cached) for request, cached in batch.admitted),
+            *(("preempt", r.request_id, reason, by.request_id) for r, reason, by in batch.preempted),
+            *(("starve", request.request_id) for request in batch.starved),
+            ("step", [(request.request_id, length) for request, length in batch.items]),
+        ]
+        for told, done in zip(logged, replayed, strict=False):
+            if told != done:
+                self.divergence = f"the log has {told}, the scheduler does {done}"
+                return
+            self.decisions += 1
+        if len(logged) != len(replayed):
+            self.divergence = f"the log has {logged}, the scheduler does {replayed}"
+            return
+        self.steps += 1
+        self._batch = batch
+        if self.check:
+            self.scheduler.check()
+
+    def _advance(self) -> None:
+        """The scheduled step has run: its tokens are computed, the sampled ones on their way."""
+        batch, self._batch = self._batch, None
+        if batch is None or not batch.items:
+            return
+        sampling = [item.request for item in batch.items if item.samples]
+        self.kv.begin_step([item.chunk for item in batch.items])
+        for request, length in batch.items:
+            request.num_computed += length
+        for row, request in enumerate(sampling):
+            request.add_pending(row)
+        self.kv.submitted(None)
+
+
+def _decision(event: dict[str, Any]) -> Any:
+    kind = event["event"]
+    if kind == "admit":
+        return (kind, event["id"], event["cached"])
+    if kind == "preempt":
+        return (kind, event["id"], event["reason"], event["by"])
+    if kind == "starve":
+        return (kind, event["id"])
+    return (kind, [tuple(item) for item in event["tokens"]])
+
+
+def _read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line numbers and events."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    event = json.loads(line)
+                except ValueError as error:
+                    raise ConfigError(f"{path}, line {number} is not JSON: {error}") from error
+                if not isinstance(event, dict) or "event" not in event:
+                    raise ConfigError(f"{path}, line {number} is not an event")
+                yield number, event
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} can't be read: {error}") from error
+
+
+def describe_cache(
+    config: KVCacheConfig, kv: KVCache, *, granularity: int, max_model_len: int, model_len: int, rows: int
+) -> dict[str, Any]:
+    """The header's `kv`: all that it takes to build the same cache again."""
+    made, shape = kv.describe(), kv.shape
+    if config.backend == "virtual":
+        memory = int(made["pages"]) * int(made["page_bytes"])
+    elif config.backend == "paged":
+        memory = int(made["blocks"]) * int(made["block_size"]) * shape.token_bytes
+    else:
+        memory = int(made["rows"]) * kv.capacity_tokens * shape.token_bytes
+    return {
+        "backend": config.backend,
+        "layout": made.get("layout", config.layout),
+        "page_bytes": made.get("page_bytes"),
+        "block_size": config.block_size,
+        "memory_bytes": memory,
+        "granularity": granularity,
+        "max_model_len": max_model_len,
+        "model_len": model_len,
+        "rows": rows,
+        "shape": {
+            **{f.name: getattr(shape, f.name) for f in fields(shape)},
+            "dtype": str(shape.dtype).removeprefix("torch."),
+        },
+    }
+
+
+def _cache(header: dict[str, Any]) -> tuple[KVCache, AccountingDriver]:
+    try:
+        kv = header["kv"]
+        shape = KVShape(**{**kv["shape"], "dtype": getattr(torch, kv["shape"]["dtype"])})
+        names = ("backend", "layout", "page_bytes", "block_size", "memory_bytes")
+        options = {name: kv[name] for name in names}
+        lengths = {"max_model_len": kv["max_model_len"], "model_len": kv["model_len"]}
+        driver = AccountingDriver(kv["granularity"], budget=1 << 60)
+        config = KVCacheConfig(**options, background_mapping=False)
+        return create_kv_cache(config, shape, driver, **lengths, max_num_seqs=kv["rows"]), driver
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"the log's header does not describe a KV cache of this version: {error}"
+        ) from error
