@@ -105,7 +105,7 @@ class CudaDriver:
             self._call(granularity, self._plain, flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
         )
         self._access = {access: [self._access_descriptor(access)] for access in Access}
-        self._read_only: bool | None = None  # not tried yet
+        self._read_only = True  # until the device refuses
 
     # Addresses
 
@@ -169,12 +169,30 @@ class CudaDriver:
         self._books.mapped[va] = size
 
     def set_access(self, va: int, size: int, access: Access) -> None:
-        """See `Driver.set_access`. Where the device has no read-only access, READ grants READ_WRITE."""
+        """See `Driver.set_access`. Where the device has no read-only access, READ grants READ_WRITE.
+
+        Nothing tells whether it has, but that it refuses READ and grants READ_WRITE on the same range; that
+        is found out once, and said in a `RuntimeWarning`.
+        """
         self._enter()
-        access = Access(access)
-        if access is Access.READ and not self.read_only:
-            access = Access.READ_WRITE
-        self._call("cuMemSetAccess", va, size, self._access[access], 1)
+        if not isinstance(access, Access):
+            raise DriverError("cuMemSetAccess", INVALID_VALUE, hint=f"{access!r} is not an Access")
+        if access is Access.READ and self._read_only:
+            try:
+                self._call("cuMemSetAccess", va, size, self._access[access], 1)
+            except DriverError as error:
+                if error.code not in (INVALID_VALUE, NOT_SUPPORTED):
+                    raise
+                self._call("cuMemSetAccess", va, size, self._access[Access.READ_WRITE], 1)
+                self._read_only = False
+                warnings.warn(
+                    f"CUDA device {self.device_index} refuses read-only mappings: shared pages are writable",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return
+        granted = Access.READ_WRITE if access is Access.READ else access
+        self._call("cuMemSetAccess", va, size, self._access[granted], 1)
 
     def unmap(self, va: int, size: int) -> None:
         """See `Driver.unmap`."""
@@ -195,7 +213,9 @@ class CudaDriver:
                     handle = int(self._call("cuMemRetainAllocationHandle", start))
                 except DriverError:
                     continue  # not mapped, says the driver
+                self._books.borrowed.append(handle)
                 self._call("cuMemRelease", handle)
+                self._books.borrowed.remove(handle)
                 access = Access(int(self._call("cuMemGetAccess", self._location, start)))
                 found.append(MappedRange(start, length, handle, access))
         return found
@@ -206,19 +226,6 @@ class CudaDriver:
         for va, size in self._books.mapped.items():
             assert any(base <= va and va + size <= base + length for base, length in reservations), "outside"
             assert self.mappings(va, size), f"the driver knows no mapping at {va:#x}"
-
-    @property
-    def read_only(self) -> bool:
-        """Whether the device enforces read-only access; tried out once, on a page of its own."""
-        if self._read_only is None:
-            self._read_only = self._try_read_only()
-            if not self._read_only:
-                warnings.warn(
-                    f"CUDA device {self.device_index} refuses read-only mappings: shared pages are writable",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-        return self._read_only
 
     def tensor(
         self,
@@ -250,7 +257,11 @@ class CudaDriver:
 
     def _call(self, call: str, *args: Any) -> Any:
         """The value, or tuple of values, of a driver call; a CUresult other than success is raised."""
-        return _check(self._cu, call, getattr(self._cu, call)(*args))
+        try:
+            result = getattr(self._cu, call)(*args)
+        except OverflowError as error:  # a number that no C type of the call holds
+            raise DriverError(call, INVALID_VALUE, hint=f"{args}: {error}") from None
+        return _check(self._cu, call, result)
 
     def _enter(self) -> None:
         """Refuse when closed; see that this thread has a context."""
@@ -274,27 +285,6 @@ class CudaDriver:
         descriptor.location = self._location
         descriptor.flags = self._cu.CUmemAccess_flags(int(access))
         return descriptor
-
-    def _try_read_only(self) -> bool:
-        size = self.granularity
-        va = self.reserve(size)
-        try:
-            handle = self.create(size)
-            try:
-                self.map(va, size, handle)
-                try:
-                    self._call("cuMemSetAccess", va, size, self._access[Access.READ], 1)
-                except DriverError as error:
-                    if error.code not in (INVALID_VALUE, NOT_SUPPORTED):
-                        raise
-                    return False
-                finally:
-                    self.unmap(va, size)
-            finally:
-                self.release(handle)
-        finally:
-            self.free(va, size)
-        return True
 
     def _memory_hint(self) -> str:
         import torch
@@ -321,6 +311,7 @@ class _Books:
         self.reservations: dict[int, int] = {}  # address -> bytes
         self.mapped: dict[int, int] = {}  # address -> bytes
         self.handles: dict[int, int] = {}  # handle -> bytes
+        self.borrowed: list[int] = []  # references that cuMemRetainAllocationHandle gave
 
 
 class _Current:
@@ -361,11 +352,11 @@ def _close(books: _Books) -> None:
     cu.cuCtxSynchronize()
     for va, size in books.mapped.items():
         cu.cuMemUnmap(va, size)
-    for handle in books.handles:
+    for handle in (*books.handles, *books.borrowed):
         cu.cuMemRelease(handle)
     for va, size in books.reservations.items():
         cu.cuMemAddressFree(va, size)
     cu.cuCtxPopCurrent()
     cu.cuDevicePrimaryCtxRelease(books.device)
-    for book in (books.mapped, books.handles, books.reservations):
+    for book in (books.mapped, books.handles, books.borrowed, books.reservations):
         book.clear()

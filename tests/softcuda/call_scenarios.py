@@ -375,6 +375,29 @@ def test_an_injected_failure_reaches_the_caller_with_its_name(soft: SoftCuda) ->
     driver.close()
 
 
+def test_arguments_that_the_bindings_do_not_take_are_invalid_values(soft: SoftCuda) -> None:
+    driver = CudaDriver(tensor_device="cpu")
+    va = driver.reserve(PAGE)
+    driver.map(va, PAGE, driver.create(PAGE))
+    two: Any = 2  # CUDA has 0, 1 and 3
+    for call in (
+        lambda: driver.reserve(-PAGE),
+        lambda: driver.reserve(1 << 64),
+        lambda: driver.create(-PAGE),
+        lambda: driver.map(va, -PAGE, 1),
+        lambda: driver.unmap(-va, PAGE),
+        lambda: driver.release(-1),
+        lambda: driver.import_handle(1 << 40, PAGE),
+        lambda: driver.set_access(va, -PAGE, Access.READ),
+        lambda: driver.set_access(va, PAGE, two),
+    ):
+        with pytest.raises(DriverError) as caught:
+            call()
+        assert caught.value.code == INVALID_VALUE
+    driver.check()
+    driver.close()
+
+
 def test_the_device_changes_only_while_it_is_empty(soft: SoftCuda) -> None:
     va = int(do("cuMemAddressReserve", PAGE, 0, 0, 0))
     assert not soft.configure(4096, MEMORY)
@@ -383,8 +406,11 @@ def test_the_device_changes_only_while_it_is_empty(soft: SoftCuda) -> None:
     assert soft.configure(4096, 8192, read_only=False)
     driver = CudaDriver(tensor_device="cpu")
     assert (driver.granularity, driver.memory_info()) == (4096, (8192, 8192))
+    va = driver.reserve(8192)
+    driver.map(va, 8192, driver.create(8192))
     with pytest.warns(RuntimeWarning, match="refuses read-only"):
-        assert not driver.read_only
+        driver.set_access(va, 8192, Access.READ)  # the device is full: nothing else is needed to find out
+    assert [mapping.access for mapping in driver.mappings(va, 8192) or []] == [Access.READ_WRITE]
     driver.close()
     assert soft.configure(PAGE, MEMORY)
 

@@ -45,6 +45,10 @@ def driver(cuda: FakeCuda) -> CudaDriver:
     return driver
 
 
+def refuse(*_: object) -> tuple[object, ...]:
+    raise DriverError("anything", INVALID_VALUE)
+
+
 def on_a_thread(act: Callable[[], object]) -> None:
     errors: list[BaseException] = []
 
@@ -187,7 +191,7 @@ def test_read_only_aliases_are_enforced(driver: CudaDriver) -> None:
     va = driver.reserve(PAGE)
     driver.map(va, PAGE, driver.create(PAGE))
     driver.set_access(va, PAGE, Access.READ)
-    assert driver.read_only and [m.access for m in driver.mappings(va, PAGE) or []] == [Access.READ]
+    assert [m.access for m in driver.mappings(va, PAGE) or []] == [Access.READ]
 
 
 def test_without_read_only_access_aliases_are_writable_and_it_is_said_once(cuda: FakeCuda) -> None:
@@ -203,6 +207,32 @@ def test_without_read_only_access_aliases_are_writable_and_it_is_said_once(cuda:
         driver.set_access(va, PAGE, Access.READ)
     with pytest.raises(DriverError):
         driver.set_access(va + PAGE, PAGE, Access.READ)
+
+
+def test_whether_read_only_access_exists_is_found_out_without_memory(cuda: FakeCuda) -> None:
+    cuda.enforces_read_only = False
+    driver = CudaDriver(tensor_device="cpu")
+    va = driver.reserve(32 * PAGE)
+    driver.map(va, 32 * PAGE, driver.create(32 * PAGE))
+    with pytest.raises(DriverError):
+        driver.set_access(va - PAGE, PAGE, Access.READ)  # says nothing about the device
+    with pytest.warns(RuntimeWarning, match="refuses read-only mappings"):
+        driver.set_access(va, 32 * PAGE, Access.READ)
+
+
+def test_a_reference_that_could_not_be_dropped_is_dropped_when_the_driver_closes(
+    cuda: FakeCuda, driver: CudaDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    va = driver.reserve(PAGE)
+    handle = driver.create(PAGE)
+    driver.map(va, PAGE, handle)
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeCuda, "_cuMemRelease", refuse)
+        with pytest.raises(DriverError):
+            driver.mappings(va, PAGE)
+    assert cuda.retained[handle] == 1
+    driver.close()
+    assert not cuda.retained[handle] and cuda.host.memory_info()[0] == 32 * PAGE
 
 
 # Contexts and threads
