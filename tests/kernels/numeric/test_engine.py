@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.engine.engines import hf_greedy, loaded, make_llm, random_prompts, reference_model
 from vattn import SamplingParams
+from vattn.quality import calibrate
 
 NAME = "llama"
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -37,3 +39,28 @@ def test_tokens_equal_transformers(backend: str, enforce_eager: bool) -> None:
         if graphs is not None:
             assert set(graphs._graphs) == {1, 2, 4}, "a batch of 3 decodes in a graph of 4"
         llm.check()
+
+
+@pytest.mark.parametrize(
+    ("backend", "way"),
+    [
+        ("virtual-interleaved", {"kv_cache_dtype": "int8"}),
+        ("paged-16", {"kv_cache_dtype": "fp8_e4m3", "kv_scales": "calibrate"}),
+    ],
+    ids=["int8 token", "fp8 static"],
+)
+def test_quantised_kv_gives_the_tokens_of_pytorch_s_attention(backend: str, way: dict[str, str]) -> None:
+    vocab = loaded(NAME).spec.vocab_size
+    prompts = random_prompts(1, [2, 11], vocab)
+    options: dict[str, Any] = dict(way)
+    if "kv_scales" in way:
+        options["kv_scales"] = calibrate(loaded(NAME), random_prompts(5, [100], vocab))
+    limits = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 8}
+    answers = []
+    for kernel in ("gather" if backend == "paged-16" else "sdpa", "triton"):
+        eager = None if kernel != "triton" else False  # padded as a captured graph is
+        with make_llm(NAME, backend, attention=kernel, enforce_eager=eager, **limits, **options) as llm:
+            outputs = llm.generate(prompts, replace(GREEDY, max_tokens=3), use_tqdm=False)
+            answers.append([o.outputs[0].token_ids for o in outputs])
+            llm.check()
+    assert answers[0] == answers[1]

@@ -8,6 +8,7 @@ import torch
 from tests.kernels.numeric.batches import LAYOUTS, empty_kv, to
 from vattn.kernels import reference
 from vattn.kernels.launch import KVScales
+from vattn.kernels.quantise import store_quantised
 from vattn.kernels.store import store
 
 ROWS, POSITIONS = 3, 8
@@ -96,3 +97,23 @@ def test_every_float8_number_and_every_tie_between_two_rounds_as_torch_does(devi
     store(x.to(device), x.to(device), cache, cache.clone(), places, KVScales(ones, ones))
     got = cache.cpu().reshape(x.shape).view(torch.uint8)
     assert torch.equal(got, x.to(torch.float8_e4m3fn).view(torch.uint8))
+
+
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("per_token", [False, True], ids=["per head", "per token and head"])
+def test_pytorch_stores_the_same_bits(stored: torch.dtype, per_token: bool, device: torch.device) -> None:
+    k = awkward(torch.float32)
+    v = awkward(torch.float32).flip(0)
+    places = torch.tensor([5, 1, 20, 7, 0, 12])
+    caches = []
+    for kernel in (True, False):
+        cache = torch.zeros(2, ROWS, POSITIONS, 2, 64, dtype=torch.int8, device=device).view(stored)
+        scales = torch.full((2, ROWS, POSITIONS, 2) if per_token else (2, 2), 0.25, device=device)
+        new = (places.to(device), k.to(device), v.to(device))
+        if kernel:
+            store(*new[1:], cache[0], cache[1], new[0], KVScales(scales[0], scales[1]))
+        else:
+            flat = scales.flatten(1, 2) if per_token else scales
+            store_quantised(cache.flatten(1, 2), flat, *new, per_token=per_token)
+        caches.append((cache.view(torch.int8).cpu(), scales.cpu()))
+    assert torch.equal(caches[0][0], caches[1][0]) and torch.equal(caches[0][1], caches[1][1])
