@@ -15,28 +15,20 @@ prefixes. Only then somebody is refused.
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 from vattn.kv.base import AttentionInputs, Chunk, ContiguousInputs, KVCache, KVStats
-from vattn.kv.holders import Holders
 from vattn.kv.layout import KVLayout, KVShape, RowLayout, kv_views
+from vattn.kv.mapped_slots import MappedSlots
 from vattn.kv.plan import contiguous_inputs
-from vattn.kv.prefix import PrefixCache
-from vattn.kv.sharing import Content, Hit, Memory, continuation, find_hit
-from vattn.kv.slots import Slots
+from vattn.kv.shared_pages import SharedPages
+from vattn.kv.sharing import Hit
 from vattn.kv.tails import TailCopier
 from vattn.kv.usage import MemoryUsage
-from vattn.vmm.driver import CallCounter, Driver, OutOfMemory
-from vattn.vmm.mapper import Mapper
-from vattn.vmm.pool import PagePool
+from vattn.vmm.driver import Driver
 from vattn.vmm.retire import Event
-from vattn.vmm.space import AddressSpace
 
 WATERMARK = 0.01  # share of the pool that a new request leaves to the growth of those that live
 
@@ -83,141 +75,58 @@ class VirtualKVCache(KVCache):
         self.max_rows = max_rows
         rows = max_rows + (fingerprint is not None)  # one set apart, to copy from cached pages
         self.layout = RowLayout(layout, shape, rows, max_tokens, page_bytes)
-        self._driver = CallCounter(driver)
-        self._pool = PagePool(self._driver, page_bytes, budget_bytes)
-        ranges = self.layout.ranges
-        self._space = AddressSpace(self._driver, self._pool, rows * ranges, self.layout.row_bytes)
-        self._slots = Slots(self._space, rows, ranges)
+        self._mapped = MappedSlots(
+            driver, self.layout, budget_bytes=budget_bytes, background=background, evict=self._evict
+        )
+        self._slots, self._pool = self._mapped.slots, self._mapped.pool
         self._scratch = None if fingerprint is None else self._slots.set_apart()
         self._tails = TailCopier(self._slots, self._scratch)
-        memory = self._space.tensor(self.layout.memory_shape, self.layout.memory_strides, shape.dtype)
+        self._shared = SharedPages(self._slots, self._pool, self.layout, fingerprint, unit)
+        space = self._mapped.space
+        memory = space.tensor(self.layout.memory_shape, self.layout.memory_strides, shape.dtype)
         self._kv = kv_views(memory, shape)
         self._live: dict[str, _Live] = {}
-        self._holders = Holders()
-        self.prefix: PrefixCache[Memory] | None = None
-        if fingerprint is not None:
-            self.prefix = PrefixCache(unit, fingerprint, self._uncache)
-        self._contents: dict[int, Content] = {}
-        """What parked slots held when they were left, where a later request may go on."""
-        self._mapper = Mapper() if background else None
         self._stats = KVStats()
         self._closed = False
 
-    # ------------------------------------------------------------------ pages
-    def _surplus(self, live: _Live) -> int:
-        return self._slots.mapped(live.slot) - self.layout.pages(live.tokens)
-
-    @property
-    def _pages_in_use(self) -> int:
-        return self._holders.num_needed * self.layout.ranges
-
-    @property
-    def _total_pages(self) -> int:
-        return self._pool.budget_bytes // self.layout.page_bytes
-
-    def _reclaim(self, pages: int, keep: int, *, device_short: bool = False) -> None:
-        """Unmap what nobody needs until `pages` pages can be acquired, or nothing is left to take.
-
-        Slot `keep` is the one that needs them: what it has mapped already stays. `device_short`: the
-        device has run out before the budget did, so only pages that exist count.
-        """
-        free = self._pool.free_bytes // self.layout.page_bytes
-
-        def short() -> int:
-            if not device_short:
-                return pages - self._pool.available_pages
-            return pages - (self._pool.free_bytes // self.layout.page_bytes - free)
-
-        if short() > 0 and self._mapper is not None:
-            self._mapper.drain()  # or it would map again what is taken here
-        for live in self._live.values():
-            if short() <= 0:
-                return
-            if live.slot != keep:
-                self._slots.truncate(live.slot, self.layout.pages(live.tokens))
-        while short() > 0 and self._slots.reclaim(short()):
-            pass
-        while short() > 0 and self.prefix is not None and self.prefix.evict(self._idle):
-            self._stats.prefix_evictions += 1
-        if short() > 0:
-            self._space.retirement.drain()  # pages given up may still be read by the step in flight
-
-    def _map(self, slot: int, tokens: int) -> bool:
-        """Map what `tokens` tokens of `slot` need and do not have. All or nothing."""
-        if self.layout.pages(tokens) <= self._slots.mapped(slot):
-            return True
-        started = time.perf_counter()
-        try:
-            if self._mapper is not None:
-                self._mapper.wait([slot])
-            missing = self.layout.pages(tokens) - self._slots.mapped(slot)
-            if missing <= 0:
-                return True
-            self._reclaim(missing * self.layout.ranges, keep=slot)
-            if self._extend(slot, missing):
-                return True
-            self._reclaim(missing * self.layout.ranges, keep=slot, device_short=True)
-            return self._extend(slot, missing)
-        finally:
-            self._stats.map_stall_seconds += time.perf_counter() - started
-
-    def _extend(self, slot: int, n_pages: int) -> bool:
-        """False when pages are short, whether by the budget or on the machine: the remedy is the same."""
-        try:
-            return self._slots.extend(slot, n_pages)
-        except OutOfMemory:
-            return False
-
-    def _map_ahead(self) -> None:
-        """Have the thread map one page more wherever the next token starts a new one."""
-        if self._mapper is None:
-            return
-        for live in self._live.values():
-            want = self.layout.pages(min(live.tokens + 1, self.layout.max_tokens))
-            missing = want - self._slots.mapped(live.slot)
-            if missing > 0:
-                self._mapper.submit(live.slot, partial(self._extend_if_possible, live.slot, missing))
-
-    def _extend_if_possible(self, slot: int, n_pages: int) -> None:
-        with suppress(OutOfMemory):  # nobody needs these pages yet; who does will ask, and reclaim
-            self._slots.extend(slot, n_pages)
-
-    # ------------------------------------------------------------------ the contract
     @property
     def table_width(self) -> int:
         return 0
 
+    @property
+    def shares_prefixes(self) -> bool:
+        return self._shared.prefix is not None
+
     def describe(self) -> dict[str, str | int]:
-        layout = self.layout
         return {
-            "layout": str(layout.kind),
-            "page_bytes": layout.page_bytes,
-            "pages": self._total_pages,
+            "layout": str(self.layout.kind),
+            "page_bytes": self.layout.page_bytes,
+            "pages": self._mapped.total_pages,
             "rows": self.max_rows,
         }
 
     @property
     def capacity_tokens(self) -> int:
-        return min(self.layout.max_tokens, self.layout.tokens(self._total_pages // self.layout.ranges))
+        pages = self._mapped.total_pages // self.layout.ranges
+        return min(self.layout.max_tokens, self.layout.tokens(pages))
 
-    @property
-    def shares_prefixes(self) -> bool:
-        return self.prefix is not None
-
+    # ------------------------------------------------------------------ admission
     def can_admit(self, tokens: int, token_ids: Sequence[int] = (), *, salt: str | None = None) -> bool:
         if tokens > self.layout.max_tokens or not self._slots.num_untaken:
             return False
-        spare = max(1, int(WATERMARK * self._total_pages)) if self._live else 0
-        for hit in (self._hit(token_ids, salt), Hit()):
+        total, holders = self._mapped.total_pages, self._shared.holders
+        spare = max(1, int(WATERMARK * total)) if self._live else 0
+        for hit in (self._shared.hit(token_ids, salt), Hit()):
             # Shared pages that requests need already cost nothing; a tail's source must stay for the copy.
-            new = self.layout.pages(tokens) - sum(bool(self._holders.needs(s[0])) for s in hit.shared)
-            new += hit.tail is not None and not self._holders.needs(hit.tail[0])
-            if (self._holders.num_needed + new) * self.layout.ranges + spare <= self._total_pages:
+            new = self.layout.pages(tokens) - sum(bool(holders.needs(s[0])) for s in hit.shared)
+            new += hit.tail is not None and not holders.needs(hit.tail[0])
+            if (holders.num_needed + new) * self.layout.ranges + spare <= total:
                 return True
         return False
 
     def awaits(self, token_ids: Sequence[int], *, salt: str | None = None) -> bool:
-        return self.prefix is not None and salt is not None and self.prefix.awaits(token_ids, salt)
+        prefix = self._shared.prefix
+        return prefix is not None and salt is not None and prefix.awaits(token_ids, salt)
 
     def attach(
         self, request_id: str, token_ids: Sequence[int], *, salt: str | None = None, resumed: bool = False
@@ -227,16 +136,16 @@ class VirtualKVCache(KVCache):
         tokens = len(token_ids)
         if tokens > self.layout.max_tokens or not self._slots.num_untaken:
             return None
-        hit = self._hit(token_ids, salt)
+        hit = self._shared.hit(token_ids, salt)
         live = self._go_on(token_ids, salt, hit) or self._start(token_ids, salt, hit)
         if live is None and hit.cached:
             live = self._start(token_ids, salt, Hit())
         if live is None:
             return None
-        self._live[request_id] = live
-        if self.prefix is not None and salt is not None:
-            self.prefix.touch(hit.entries)
-            self.prefix.claim(request_id, token_ids, salt)
+        self._add(request_id, live)
+        if self._shared.prefix is not None and salt is not None:
+            self._shared.prefix.touch(hit.entries)
+            self._shared.prefix.claim(request_id, token_ids, salt)
             self._stats.count_hit(live.written, tokens, resumed=resumed)
         return live.written
 
@@ -252,127 +161,54 @@ class VirtualKVCache(KVCache):
         if live is None:
             return False
         if rest:
-            page = self.layout.page_bytes
-            self._tails.copy(parent.slot, live.slot, full * page, full * page + rest)
+            start = full * self.layout.page_bytes
+            try:
+                self._tails.copy(parent.slot, live.slot, start, start + rest)
+            except BaseException:
+                self._leave(live)
+                raise
             self._count_tail(tokens, full)
-        live.text, live.entered = parent.text, min(parent.entered, tokens // self._unit)
-        self._live[child_id] = live
+        live.text, live.entered = parent.text, min(parent.entered, tokens // self._shared.unit)
+        self._add(child_id, live)
         self._stats.forks += 1
         return True
 
-    def grow(self, request_id: str, tokens: int) -> bool:
-        live = self._live[request_id]
-        if tokens > self.layout.max_tokens or not self._map(live.slot, tokens):
-            return False
-        if tokens > live.tokens:
-            had, has = self.layout.pages(live.tokens), self.layout.pages(tokens)
-            if has > had:
-                self._holders.need(self._slots.first_pages(live.slot, had, has))
-            live.tokens = tokens
-        return True
-
-    def computed(self, request_id: str, token_ids: Sequence[int], n: int) -> None:
-        live = self._live[request_id]
-        live.text, live.written = token_ids, min(n, len(token_ids))
-        if self.prefix is None or live.salt is None:
-            return
-        units = live.written // self.prefix.unit
-        if units > live.entered:
-            self.prefix.insert(
-                token_ids, live.salt, units, lambda i: self._enter(live.slot, i), start=live.entered
-            )
-            live.entered = units
-
-    def free(self, request_id: str) -> None:
-        live = self._live.pop(request_id)
-        if self._mapper is not None:
-            self._mapper.wait([live.slot])
-        if self.prefix is not None:
-            self.prefix.unclaim(request_id)
-            if live.salt is not None and live.entered:
-                key = self.prefix.keys(live.text, live.salt)[live.entered - 1]
-                self._contents[live.slot] = Content(live.text, live.written, live.entered, key)
-        self._leave(live)
-
-    def reset_prefix_cache(self) -> None:
-        self._contents.clear()
-        if self.prefix is not None:
-            self.prefix.clear()
-
-    # ------------------------------------------------------------------ sharing
-    @property
-    def _unit(self) -> int:
-        return self.prefix.unit if self.prefix is not None else 1
-
-    def _hit(self, token_ids: Sequence[int], salt: str | None) -> Hit:
-        if self.prefix is None or salt is None:
-            return Hit()
-        return find_hit(self.prefix, self.layout, token_ids, salt)
-
-    def _enter(self, slot: int, unit: int) -> Memory:
-        """The prefix cache holds the pages of a unit of a live slot's text."""
-        first, last = self.layout.page_span(unit * self._unit, (unit + 1) * self._unit)
-        memory = tuple(enumerate(self._slots.page_sets(slot, first, last), first))
-        for _, pages in memory:
-            if self._holders.cache(pages[0]):
-                self._pool.retain_all(pages)
-        return memory
-
-    def _uncache(self, memory: Memory) -> None:
-        for _, pages in memory:
-            if self._holders.uncache(pages[0]):
-                self._pool.release_all(pages)
-
-    def _idle(self, memory: Memory) -> bool:
-        return any(not self._holders.needs(pages[0]) for _, pages in memory)
-
-    def _held(self, page: int) -> int:
-        return int(self._holders.cached(page))
-
     def _go_on(self, token_ids: Sequence[int], salt: str | None, hit: Hit) -> _Live | None:
         """Take over the parked slot that holds the longest match, as it lies: no mapping, no copy."""
-        found = continuation(self._contents, token_ids, hit)
-        if found is None or salt is None:
+        found = self._shared.continuation(token_ids, hit)
+        if found is None:
             return None
-        slot, cached = found
-        first = cached * self.layout.token_bytes // self.layout.page_bytes
-        mapped = self._slots.mapped(slot)
-        if not self._slots.is_parked(slot) or mapped < self.layout.pages(cached):
-            return None  # its pages were reclaimed meanwhile
-        if not self._slots.private(slot, first, self._held):
-            return None
+        slot, cached, content = found
         self._slots.take_parked(slot)
-        content = self._contents.pop(slot)
-        live = self._settle(_Live(slot, len(token_ids), salt, token_ids, cached, content.entered), first)
-        if live is not None:
-            self._stats.rows_continued += 1
+        self._shared.forget(slot)
+        live = _Live(slot, len(token_ids), salt, token_ids, cached, content.entered)
+        if not self._make_room(live, self.layout.whole_pages(cached)[0]):
+            return None
+        self._stats.rows_continued += 1
         return live
 
     def _start(self, token_ids: Sequence[int], salt: str | None, hit: Hit) -> _Live | None:
-        """A slot that begins with `hit`: its full pages by reference, the tail copied."""
-        tokens = len(token_ids)
-        adopted = False
-        if hit.shared:
-            slot = self._slots.take_empty()
-        else:
-            slot, adopted = self._slots.take(self.layout.pages(tokens))
-        self._contents.pop(slot, None)
+        """A slot that begins with `hit`: its full pages by reference, the tail copied. None: short."""
+        tokens, full, adopted = len(token_ids), len(hit.shared), False
         tail = hit.tail or ()
-        self._pool.retain_all(tail)
+        self._pool.retain_all(tail)  # nobody may evict it before it is copied
         try:
+            if full:
+                slot = self._slots.take_empty()
+            else:
+                slot, adopted = self._slots.take(self.layout.pages(tokens))
+            self._shared.forget(slot)
             try:
                 self._slots.alias(slot, hit.shared)
             except BaseException:
                 self._slots.leave(slot)
                 raise
-            full = len(hit.shared)
-            entered = min(len(hit.entries), hit.cached // self._unit)
-            live = self._settle(_Live(slot, tokens, salt, token_ids, hit.cached, entered), full)
-            if live is None:
+            live = _Live(slot, tokens, salt, token_ids, hit.cached)
+            live.entered = min(len(hit.entries), hit.cached // self._shared.unit)
+            if not self._make_room(live, full):
                 return None
             if hit.tail is not None:
-                start = full * self.layout.page_bytes
-                end = hit.cached * self.layout.token_bytes
+                start, end = full * self.layout.page_bytes, hit.cached * self.layout.token_bytes
                 try:
                     self._tails.copy_set(hit.tail, slot, start, end)
                 except BaseException:
@@ -385,25 +221,20 @@ class VirtualKVCache(KVCache):
         finally:
             self._pool.release_all(tail)
 
-    def _settle(self, live: _Live, have: int) -> _Live | None:
-        """Map a new request's remaining pages; its first `have` are there. None: short, the slot is left."""
-        need = self.layout.pages(live.tokens)
-        self._holders.need(self._slots.first_pages(live.slot, 0, have))  # so that they are not evicted
+    def _make_room(self, live: _Live, have: int) -> bool:
+        """Map a new request's pages behind the first `have`. False: memory is short and the slot is left."""
+        holders, slot = self._shared.holders, live.slot
+        holders.need(self._slots.first_pages(slot, 0, have))  # so that they are not evicted meanwhile
         mapped = False
         try:
-            mapped = self._map(live.slot, live.tokens)
+            mapped = self._mapped.map(slot, live.tokens)
         finally:
-            self._holders.release(self._slots.first_pages(live.slot, 0, have))
+            holders.release(self._slots.first_pages(slot, 0, have))
             if not mapped:
-                self._slots.leave(live.slot)
-        if not mapped:
-            return None
-        self._holders.need(self._slots.first_pages(live.slot, 0, need))
-        return live
-
-    def _leave(self, live: _Live) -> None:
-        self._holders.release(self._slots.first_pages(live.slot, 0, self.layout.pages(live.tokens)))
-        self._slots.leave(live.slot)
+                self._slots.leave(slot)
+        if mapped:
+            holders.need(self._slots.first_pages(slot, 0, self.layout.pages(live.tokens)))
+        return mapped
 
     def _count_tail(self, tokens: int, full: int) -> None:
         """The tail behind `full` shared pages of `tokens` tokens was copied."""
@@ -412,27 +243,70 @@ class VirtualKVCache(KVCache):
         nbytes = (tokens * self.layout.token_bytes - full * page) * self.layout.ranges
         self._stats.count_copy(alone, nbytes)
 
+    # ------------------------------------------------------------------ life
+    def _add(self, request_id: str, live: _Live) -> None:
+        self._live[request_id] = live
+        self._mapped.demand[live.slot] = live.tokens
+
+    def grow(self, request_id: str, tokens: int) -> bool:
+        live = self._live[request_id]
+        if tokens > self.layout.max_tokens or not self._mapped.map(live.slot, tokens):
+            return False
+        if tokens > live.tokens:
+            had, has = self.layout.pages(live.tokens), self.layout.pages(tokens)
+            if has > had:
+                self._shared.holders.need(self._slots.first_pages(live.slot, had, has))
+            live.tokens = self._mapped.demand[live.slot] = tokens
+        return True
+
+    def computed(self, request_id: str, token_ids: Sequence[int], n: int) -> None:
+        live = self._live[request_id]
+        live.text, live.written = token_ids, min(n, len(token_ids))
+        live.entered = self._shared.enter(live.slot, token_ids, live.salt, live.written, live.entered)
+
+    def free(self, request_id: str) -> None:
+        live = self._live.pop(request_id)
+        del self._mapped.demand[live.slot]
+        self._mapped.settle(live.slot)
+        if self._shared.prefix is not None:
+            self._shared.prefix.unclaim(request_id)
+            if live.salt is not None:
+                self._shared.remember(live.slot, live.text, live.salt, live.written, live.entered)
+        self._leave(live)
+
+    def _leave(self, live: _Live) -> None:
+        pages = self._slots.first_pages(live.slot, 0, self.layout.pages(live.tokens))
+        self._shared.holders.release(pages)
+        self._slots.leave(live.slot)
+
+    def reset_prefix_cache(self) -> None:
+        self._shared.clear()
+
+    def _evict(self) -> bool:
+        return self._shared.evict()
+
     # ------------------------------------------------------------------ steps
     def begin_step(self, chunks: Sequence[Chunk]) -> ContiguousInputs:
         slots = [self._live[c.request_id].slot for c in chunks]
-        self._map_ahead()
+        self._mapped.map_ahead()
         return contiguous_inputs(self.tensor, self.layout.row_tokens, chunks, slots, self.scales)
 
     def submitted(self, event: Event | None) -> None:
-        self._space.retirement.submit(event)
-        self._space.retirement.poll()
+        self._mapped.space.retirement.submit(event)
+        self._mapped.space.retirement.poll()
 
     def live(self) -> Iterable[str]:
         return self._live.keys()
 
+    # ------------------------------------------------------------------ books
     def usage(self) -> MemoryUsage:
-        page = self.layout.page_bytes
-        in_use = self._pages_in_use * page
-        cached = self._holders.num_cached_only * self.layout.ranges * page
-        mapped = sum(self.layout.pages(v.tokens) for v in self._live.values()) * self.layout.ranges * page
+        layout, holders = self.layout, self._shared.holders
+        set_bytes = layout.ranges * layout.page_bytes
+        in_use, cached = holders.num_needed * set_bytes, holders.num_cached_only * set_bytes
+        mapped = sum(layout.pages(live.tokens) for live in self._live.values()) * set_bytes
         logical = sum(live.tokens for live in self._live.values()) * self.shape.token_bytes
         return MemoryUsage(
-            virtual_reserved=self._space.reserved_bytes,
+            virtual_reserved=self._mapped.space.reserved_bytes,
             physical=self._pool.created_bytes,
             in_use=in_use,
             parked=self._pool.in_use_bytes - in_use - cached,
@@ -445,52 +319,37 @@ class VirtualKVCache(KVCache):
         )
 
     def stats(self) -> KVStats:
-        return replace(self._stats, driver_calls=dict(self._driver.counts))
+        return replace(
+            self._stats,
+            map_stall_seconds=self._mapped.stall_seconds,
+            prefix_evictions=self._shared.evictions,
+            driver_calls=dict(self._mapped.driver.counts),
+        )
 
     def check(self) -> None:
         if self._closed:
             assert not self._live
             return
-        if self._mapper is not None:
-            self._mapper.drain()
-        apart = [] if self._scratch is None else [self._scratch]
-        needs: Counter[int] = Counter()
+        self._mapped.check()
+        slots = {live.slot: live.tokens for live in self._live.values()}
+        assert slots == self._mapped.demand, "demand differs from what requests hold"
         for request_id, live in self._live.items():
-            assert self._surplus(live) >= 0, f"{request_id}: {live.tokens} tokens are not mapped"
             assert live.written <= live.tokens, f"{request_id}: more written than there is room for"
-            needs.update(self._slots.first_pages(live.slot, 0, self.layout.pages(live.tokens)))
-            first = live.written * self.layout.token_bytes // self.layout.page_bytes
-            assert self._slots.private(live.slot, first, self._held), (
-                f"{request_id} would write a shared page"
-            )
-        sets = {pages[0]: pages for memory in self._memories() for _, pages in memory}
-        held = Counter(pages[0] for memory in self._memories() for _, pages in memory)
-        self._holders.check(dict(needs), dict(held))
-        self._slots.check(
-            [*(live.slot for live in self._live.values()), *apart],
-            {page: 1 for pages in sets.values() for page in pages},
-        )
-        self._pool.check()
-        if self.prefix is not None:
-            self.prefix.check(list(self._live))
-        assert not any(live.slot in self._contents for live in self._live.values())
+            writable = self._shared.writable(live.slot, live.written)
+            assert writable, f"{request_id} would write a page that others can see"
+        references = self._shared.check(slots, list(self._live))
+        self._slots.check([*slots, *([] if self._scratch is None else [self._scratch])], references)
         assert self.usage().tail_waste <= len(self._live) * self.layout.page_bytes * self.layout.ranges
         self.usage().check()
-
-    def _memories(self) -> list[Memory]:
-        return [] if self.prefix is None else self.prefix.memories()
 
     def close(self) -> None:
         """Give everything back. The KV tensor must not be touched afterwards."""
         if self._closed:
             return
+        for request_id in list(self._live):
+            self.free(request_id)
         self._closed = True
         self._kv = None
         self._tails.close()
-        if self._mapper is not None:
-            self._mapper.close()
         self.reset_prefix_cache()
-        self._live.clear()
-        self._holders = Holders()
-        self._space.close()
-        self._pool.trim()
+        self._mapped.close()
