@@ -123,6 +123,7 @@ class SchedulerConfig:
             raise ConfigError(f"scheduling_policy={self.policy!r} is unknown: use one of {allowed}")
         if not isinstance(self.fair_shares, Mapping):
             raise ConfigError(f"fair_shares must map tenants to weights, got {self.fair_shares!r}")
+        object.__setattr__(self, "fair_shares", dict(self.fair_shares))
         for tenant, weight in self.fair_shares.items():
             number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
             if not isinstance(tenant, str) or not number or not 1e-3 <= weight <= 1e3:

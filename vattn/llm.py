@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,8 +15,11 @@ from typing import Any, Self
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from vattn.config import KVBackend, KVCacheConfig, KVDtype, LayoutName, SchedulerConfig
+from vattn.config import KVBackend, KVCacheConfig, KVDtype, LayoutName, PolicyName, SchedulerConfig
 from vattn.engine.engine import Engine
+from vattn.engine.events import EventLog, TraceWriter
+from vattn.engine.replay import describe_cache
+from vattn.engine.service import DEFAULT_TENANT, Service
 from vattn.engine.sizing import activation_bytes
 from vattn.errors import ConfigError, RequestError
 from vattn.interrupts import interrupts_held
@@ -56,6 +59,15 @@ class LLM:
         max_model_len: longest request, prompt and output; default: the model's, or what the cache holds.
         max_num_seqs: requests running at once.
         max_num_batched_tokens: tokens in one step; long prompts are cut into chunks.
+        scheduling_policy: who goes first: `"fcfs"`, or `"priority"`, smaller priorities first.
+        priority_ageing_tokens: so many tokens scheduled while a request waits are worth one unit of
+            priority to it, so that nobody waits forever.
+        fair_shares: weights of tenants, e.g. `{"a": 2.0}`; a tenant not named has 1. Tokens and memory
+            are shared among the tenants that have requests, whoever sends more.
+        max_waiting: requests of one tenant that may wait for a place; more are refused with `QueueFull`.
+            Default: any number.
+        trace: file to log every decision of the scheduler in, as JSON lines (`vattn replay`). It holds
+            the token ids of prompts and outputs.
         kv_cache_memory_bytes: budget of KV memory. Default: `gpu_memory_utilization` of the device,
             weights included; on CPU 4 GiB or that share of free memory.
         background_mapping: map pages ahead in a thread; default: on CUDA.
@@ -86,6 +98,11 @@ class LLM:
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
+        scheduling_policy: PolicyName = "fcfs",
+        priority_ageing_tokens: int = 16384,
+        fair_shares: Mapping[str, float] | None = None,
+        max_waiting: int | None = None,
+        trace: str | Path | None = None,
         kv_cache_memory_bytes: int | None = None,
         gpu_memory_utilization: float = 0.9,
         background_mapping: bool | None = None,
@@ -107,7 +124,16 @@ class LLM:
             dtype=kv_cache_dtype,
             scales=kv_scales,  # type: ignore[arg-type]
         )
-        self.scheduler_config = SchedulerConfig(max_num_seqs, max_num_batched_tokens)
+        self.scheduler_config = SchedulerConfig(
+            max_num_seqs,
+            max_num_batched_tokens,
+            policy=scheduling_policy,
+            priority_ageing_tokens=priority_ageing_tokens,
+            fair_shares={} if fair_shares is None else fair_shares,
+            max_waiting=max_waiting,
+        )
+        if trace is not None and not Path(trace).absolute().parent.is_dir():
+            raise ConfigError(f"trace={str(trace)!r}: there is no folder {Path(trace).absolute().parent}")
         if max_model_len is not None and (not isinstance(max_model_len, int) or max_model_len < 2):
             raise ConfigError(f"max_model_len must hold a prompt and one output token, got {max_model_len!r}")
         if isinstance(seed, bool) or not isinstance(seed, int):
@@ -148,6 +174,7 @@ class LLM:
         self._ids = itertools.count()
         self._mailboxes: dict[str, deque[RequestOutput]] = {}
         self._closed = False
+        self._trace = EventLog()
         self._own_driver = None if driver is not None else open_driver(self._device)
         used = driver if driver is not None else self._own_driver
         assert used is not None
@@ -162,6 +189,8 @@ class LLM:
                 activations=self._activations(),
             )
             self.max_model_len = self._kv.capacity_tokens if max_model_len is None else max_model_len
+            if trace is not None:
+                self._trace = self._open_trace(trace, used.granularity)
             self.engine = Engine(
                 self.loaded,
                 self._kv,
@@ -171,8 +200,10 @@ class LLM:
                 overlap=overlap,
                 enforce_eager=enforce_eager,
                 seed=seed,
+                trace=self._trace,
             )
         except BaseException:
+            self._trace.close()
             self._close_driver()
             raise
 
@@ -182,16 +213,26 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
+        tenant: str | Sequence[str] = DEFAULT_TENANT,
+        timeout_s: float | Sequence[float | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs come in the order of the prompts.
 
         `prompts`: text, token ids, a dict (`{"prompt": …}` or `{"prompt_token_ids": …}`), or a list of
-        these. `sampling_params`: one for all, or one each. `use_tqdm`: show a progress bar.
-        Raises RequestError if any prompt or parameter is refused: then none was started.
+        these. `sampling_params`, `priority`, `tenant`, `timeout_s`: one for all, or one each.
+        `priority`: smaller is more urgent, under that policy. `tenant`: on whose account they run.
+        `timeout_s`: seconds after which a request ends with what it has and `finish_reason="timeout"`.
+        `use_tqdm`: show a progress bar.
+
+        Raises RequestError if any prompt or parameter is refused, QueueFull if more would wait than
+        `max_waiting` allows: then none was started.
         """
         params = SamplingParams() if sampling_params is None else sampling_params
-        return self._complete([self._tokenize(p) for p in as_prompts(prompts)], params, use_tqdm)
+        tokenized = [self._tokenize(p) for p in as_prompts(prompts)]
+        services = Service.each(len(tokenized), priority, tenant, timeout_s)
+        return self._complete(tokenized, params, services, use_tqdm)
 
     def chat(
         self,
@@ -200,26 +241,54 @@ class LLM:
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        priority: int | Sequence[int] = 0,
+        tenant: str | Sequence[str] = DEFAULT_TENANT,
+        timeout_s: float | Sequence[float | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of several, through the model's chat template."""
+        """Answer one conversation, or each of several, through the model's chat template.
+
+        The other arguments are those of `generate`.
+        """
         params = SamplingParams() if sampling_params is None else sampling_params
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else list(messages)
         prompts = [
             self._render(c, chat_template, add_generation_prompt)  # type: ignore[arg-type]
             for c in conversations
         ]
-        return self._complete(prompts, params, use_tqdm)
+        return self._complete(
+            prompts, params, Service.each(len(prompts), priority, tenant, timeout_s), use_tqdm
+        )
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> OutputStream:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = DEFAULT_TENANT,
+        timeout_s: float | None = None,
+    ) -> OutputStream:
         """Iterate over the request as it stands after each of its tokens, the last time finished.
 
-        The request is accepted (or refused with RequestError) at once; leaving or closing the stream
-        early aborts it.
+        The request is accepted (or refused with RequestError or QueueFull) at once; leaving or closing
+        the stream early aborts it. The other arguments are those of `generate`.
         """
         params = SamplingParams() if sampling_params is None else sampling_params
-        [request_id] = self._add([self._tokenize(prompt)], [params], stream=True)
+        service = Service(priority, tenant, timeout_s)
+        [request_id] = self._add([self._tokenize(prompt)], [params], [service], stream=True)
         return OutputStream(self, request_id)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now: its KV memory is free, and whoever waits for it gets what it has.
+
+        That output has `finish_reason="abort"`. From any thread. False: no such request is running.
+        """
+        with self._exclusive():
+            output = self.engine.abort(request_id)
+            if output is not None and request_id in self._mailboxes:
+                self._mailboxes[request_id].append(output)
+            return output is not None
 
     # ------------------------------------------------------------------ look
     def memory_usage(self) -> MemoryUsage:
@@ -258,6 +327,7 @@ class LLM:
                 return
             self._closed = True
             self.engine.abort_all()
+            self._trace.close()
             self._kv.close()
             self._close_driver()
             if self._own_attention is not None:
@@ -278,6 +348,21 @@ class LLM:
             return 0
         limits = self.scheduler_config
         return activation_bytes(self.loaded.model, limits.max_num_batched_tokens, limits.max_num_seqs)
+
+    def _open_trace(self, path: str | Path, granularity: int) -> TraceWriter:
+        """An event log that says in its first line how this engine is set up."""
+        from vattn import __version__
+
+        kv = describe_cache(
+            self.kv_config,
+            self._kv,
+            granularity=granularity,
+            max_model_len=self.max_model_len,
+            model_len=self.loaded.spec.max_model_len,
+            rows=self.scheduler_config.max_num_seqs,
+        )
+        limits = asdict(self.scheduler_config)
+        return TraceWriter(path, {"version": __version__, "scheduler": limits, "kv": kv})
 
     def _close_driver(self) -> None:
         if self._own_driver is not None:
@@ -330,7 +415,12 @@ class LLM:
         return TokenizedPrompt(text, tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _add(
-        self, prompts: Sequence[TokenizedPrompt], params: Sequence[SamplingParams], *, stream: bool = False
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        params: Sequence[SamplingParams],
+        services: Sequence[Service],
+        *,
+        stream: bool = False,
     ) -> list[str]:
         """Accept all of the prompts, or none."""
         for p in params:
@@ -343,10 +433,13 @@ class LLM:
                 raise RequestError("the engine is closed")
             for prompt, p in zip(prompts, params, strict=True):
                 self.engine.validate(prompt.token_ids, p)
+            self.engine.make_room(services)
             added = []
-            for prompt, p in zip(prompts, params, strict=True):
+            for prompt, p, service in zip(prompts, params, services, strict=True):
                 request_id = str(next(self._ids))
-                self.engine.add_request(request_id, prompt.token_ids, p, prompt=prompt.text, stream=stream)
+                self.engine.add_request(
+                    request_id, prompt.token_ids, p, prompt=prompt.text, stream=stream, service=service
+                )
                 self._mailboxes[request_id] = deque()
                 added.append(request_id)
             return added
@@ -378,6 +471,7 @@ class LLM:
         self,
         prompts: Sequence[TokenizedPrompt],
         params: SamplingParams | Sequence[SamplingParams],
+        services: Sequence[Service],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         if isinstance(params, Sequence) and not isinstance(params, str):
@@ -385,7 +479,7 @@ class LLM:
         else:
             each = [params] * max(1, len(prompts))
         each = each if prompts else []
-        request_ids = self._add(prompts, each)
+        request_ids = self._add(prompts, each, services)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         progress = Progress(*columns, disable=not use_tqdm, transient=True)
         try:
