@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -17,7 +16,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "benchmarks" / "gpu" / "run.sh"
 STAGES = ("machine", "conformance", "tests", "sanitizer", "vmm", "kernels", "engine")
-NO_VMM_COMMAND = importlib.util.find_spec("vattn.commands.vmm") is None
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +30,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text=True,
         check=False,
     )
-    assert done.returncode == int(NO_VMM_COMMAND), done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return folder
 
 
@@ -62,12 +60,10 @@ def test_every_stage_reports_into_a_flat_folder_of_at_most_eight_files(out: Path
 def test_every_stage_runs_within_its_limit(records: dict[str, dict[str, Any]]) -> None:
     for stage, record in records.items():
         expected = "not available" if stage == "sanitizer" else "ok"
-        if stage in ("conformance", "vmm") and NO_VMM_COMMAND:
-            expected = "failed"
         assert record["status"] == expected, record["log_tail"]
         assert record["dry"] is True
         assert 0 < record["seconds"] < record["limit_s"]
-        assert (record["result"] is not None) == (expected != "failed")
+        assert record["result"] is not None
 
 
 def test_every_figure_is_finite_and_rates_are_positive(records: dict[str, dict[str, Any]]) -> None:
