@@ -179,16 +179,30 @@ class Scheduler:
 
     def _decodes(self, plan: _Plan) -> None:
         """A token for everybody who has just one to compute."""
+        given: dict[str, int] = {}
         # Most urgent first: it takes its memory before the others can.
         for request in list(self.running):
-            if request.status is not RequestStatus.RUNNING or request.num_remaining != 1:
+            if request.num_remaining != 1 or request.status is not RequestStatus.RUNNING:
                 continue
             if request.ends_with_pending:
                 continue
-            if self._make_room(request, plan):
-                self._give(request, 1, plan)
-            elif request.status is RequestStatus.RUNNING:
-                plan.starved.append(request)
+            # Nearly always there is room; only where there is none, others have to be looked at.
+            if not self.kv.grow(request.request_id, request.num_tokens):
+                self._charge(given, plan)
+                if not self._make_room(request, plan):
+                    if request.status is RequestStatus.RUNNING:
+                        plan.starved.append(request)
+                    continue
+            plan.lengths[request] = 1
+            given[request.service.tenant] = given.get(request.service.tenant, 0) + 1
+        self._charge(given, plan)
+
+    def _charge(self, given: dict[str, int], plan: _Plan) -> None:
+        """Enter tokens that were given to tenants into the books; `given` is empty afterwards."""
+        for tenant, tokens in given.items():
+            plan.budget -= tokens
+            self.turns.charge(tenant, tokens)
+        given.clear()
 
     def _prompts(self, plan: _Plan) -> None:
         """What is left of the budget, in fair turns, to prompts that run and to new ones."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ import torch
 from vattn.kv.base import AttentionInputs, Chunk, KVCache, KVStats, PagedInputs
 from vattn.kv.blocks import BlockPool
 from vattn.kv.holders import Holders
-from vattn.kv.layout import KVShape, kv_views
+from vattn.kv.layout import KVShape, KVViews, kv_views
 from vattn.kv.plan import offsets
 from vattn.kv.prefix import PrefixCache
 from vattn.kv.usage import MemoryUsage
@@ -72,17 +72,20 @@ class PagedKVCache(KVCache):
         self.block_size = block_size
         self.max_tokens = max_tokens
         self.pool = BlockPool(num_blocks)
-        # Zeros: some kernels (FlexAttention) mask by weights of 0, and 0 x NaN of fresh memory is NaN.
-        memory = torch.zeros(
-            (shape.num_layers, 2, num_blocks, block_size, shape.unit_elems), dtype=shape.dtype, device=device
-        )
-        self._kv = kv_views(memory, shape)
+        self._device = device
+        self._kv = self._allocate(num_blocks)
         self._live: dict[str, _Live] = {}
         self._holders = Holders()
         self.prefix = (
             None if fingerprint is None else PrefixCache[int](block_size, fingerprint, self._uncache)
         )
         self._stats = KVStats()
+
+    def _allocate(self, num_blocks: int) -> KVViews:
+        # Zeros: some kernels (FlexAttention) mask by weights of 0, and 0 x NaN of fresh memory is NaN.
+        shape = self.shape
+        size = (shape.num_layers, 2, num_blocks, self.block_size, shape.unit_elems)
+        return kv_views(torch.zeros(size, dtype=shape.dtype, device=self._device), shape)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -108,11 +111,14 @@ class PagedKVCache(KVCache):
         if n > self.pool.num_free + self._holders.num_cached_only:
             return None
         while self.pool.num_free < n:
-            assert self.prefix is not None
-            evicted = self.prefix.evict(lambda block: not self._holders.needs(block))
-            assert evicted, "cached blocks without an entry"
-            self._stats.prefix_evictions += 1
+            self._evict()
         return self.pool.acquire(n)
+
+    def _evict(self) -> None:
+        assert self.prefix is not None
+        evicted = self.prefix.evict(lambda block: not self._holders.needs(block))
+        assert evicted, "cached blocks without an entry"
+        self._stats.prefix_evictions += 1
 
     def _enter(self, block: int) -> int:
         """The prefix cache holds a block."""
@@ -194,9 +200,8 @@ class PagedKVCache(KVCache):
 
     def grow(self, request_id: str, tokens: int) -> bool:
         live = self._live[request_id]
-        missing = self._blocks(tokens) - len(live.table)
-        if missing > 0:
-            blocks = self._take(missing)
+        if tokens > len(live.table) * self.block_size:
+            blocks = self._take(self._blocks(tokens) - len(live.table))
             if blocks is None:
                 return False
             live.table.extend(blocks)
@@ -225,6 +230,52 @@ class PagedKVCache(KVCache):
         if self.prefix is not None:
             self.prefix.clear()
 
+    # ------------------------------------------------------------------ swap, size
+    def written(self, request_id: str) -> int:
+        return self._live[request_id].written
+
+    def shared_tokens(self, request_id: str) -> int:
+        live = self._live[request_id]
+        full, shared = live.written // self.block_size, 0
+        while shared < full and self._holders.needs(live.table[shared]) > 1:
+            shared += 1
+        return shared * self.block_size
+
+    def _read(self, request_id: str, n: int) -> torch.Tensor:
+        table = self._live[request_id].table[: self._blocks(n)]
+        return self.views.memory[:, :, table].flatten(2, 3)[:, :, :n]
+
+    def _write(self, request_id: str, start: int, data: torch.Tensor) -> int:
+        at = np.arange(start, data.shape[2])
+        table = np.asarray(self._live[request_id].table, np.int64)
+        places = torch.from_numpy(table[at // self.block_size] * self.block_size + at % self.block_size)
+        memory = self.views.memory.flatten(2, 3)
+        memory[:, :, places.to(memory.device)] = data[:, :, start:]
+        return len(at) * self.shape.token_bytes
+
+    @property
+    def budget_bytes(self) -> int:
+        return self.pool.num_blocks * self.block_bytes
+
+    def resize(self, budget_bytes: int) -> bool:
+        num_blocks = budget_bytes // self.block_bytes
+        if self._holders.num_needed > num_blocks:
+            return False
+        while self.pool.num_blocks - self.pool.num_free > num_blocks:
+            self._evict()
+        pool, numbers = self.pool.renumbered(num_blocks)
+        new = self._allocate(num_blocks)
+        new.memory[:, :, list(numbers.values())] = self.views.memory[:, :, list(numbers)]
+        self._kv, self.pool = new, pool
+        self._holders.renumber(numbers)
+        for live in self._live.values():
+            live.table = [numbers[block] for block in live.table]
+        if self.prefix is not None:
+            self.prefix.replace_memory(numbers.__getitem__)
+        self.generation += 1
+        return True
+
+    # ------------------------------------------------------------------ steps
     def begin_step(self, chunks: Sequence[Chunk]) -> PagedInputs:
         size = self.block_size
         # Blocks past a request's end this step (the rest of a chunked prompt) are no business of kernels.
@@ -268,7 +319,7 @@ class PagedKVCache(KVCache):
         )
 
     def stats(self) -> KVStats:
-        return replace(self._stats)
+        return self._stats.add_swaps(self.swap)
 
     def check(self) -> None:
         self.pool.check()
@@ -286,6 +337,8 @@ class PagedKVCache(KVCache):
         if self.prefix is not None:
             self.prefix.check(list(self._live))
         self.usage().check()
+        if self.swap is not None:
+            self.swap.check()
 
     def close(self) -> None:
         for request_id in list(self._live):

@@ -19,6 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
+
 from vattn.kv.base import AttentionInputs, Chunk, ContiguousInputs, KVCache, KVStats
 from vattn.kv.layout import KVLayout, KVShape, RowLayout, kv_views
 from vattn.kv.mapped_slots import MappedSlots
@@ -45,6 +47,8 @@ class _Live:
     written: int = 0
     entered: int = 0
     """Units that are in the prefix cache by now."""
+    room: int = 0
+    """Up to so many tokens no page more is needed; 0: not looked up yet."""
 
 
 class VirtualKVCache(KVCache):
@@ -250,13 +254,16 @@ class VirtualKVCache(KVCache):
 
     def grow(self, request_id: str, tokens: int) -> bool:
         live = self._live[request_id]
-        if tokens > self.layout.max_tokens or not self._mapped.map(live.slot, tokens):
-            return False
-        if tokens > live.tokens:
+        if tokens <= live.tokens:
+            return True
+        if tokens > live.room:
+            if tokens > self.layout.max_tokens or not self._mapped.map(live.slot, tokens):
+                return False
             had, has = self.layout.pages(live.tokens), self.layout.pages(tokens)
             if has > had:
                 self._shared.holders.need(self._slots.first_pages(live.slot, had, has))
-            live.tokens = self._mapped.demand[live.slot] = tokens
+            live.room = min(self.layout.tokens(has), self.layout.max_tokens)
+        live.tokens = self._mapped.demand[live.slot] = tokens
         return True
 
     def computed(self, request_id: str, token_ids: Sequence[int], n: int) -> None:
@@ -284,6 +291,34 @@ class VirtualKVCache(KVCache):
 
     def _evict(self) -> bool:
         return self._shared.evict()
+
+    # ------------------------------------------------------------------ swap, size
+    def written(self, request_id: str) -> int:
+        return self._live[request_id].written
+
+    def shared_tokens(self, request_id: str) -> int:
+        live, holders = self._live[request_id], self._shared.holders
+        pages = self._slots.first_pages(live.slot, 0, self.layout.pages(live.written))
+        shared = 0
+        while shared < len(pages) and holders.needs(pages[shared]) > 1:
+            shared += 1
+        return min(live.written, self.layout.tokens(shared))
+
+    def _read(self, request_id: str, n: int) -> torch.Tensor:
+        return self._tails.bytes_of(self._live[request_id].slot, 0, n * self.layout.token_bytes)
+
+    def _write(self, request_id: str, start: int, data: torch.Tensor) -> int:
+        first = start * self.layout.token_bytes
+        target = self._tails.bytes_of(self._live[request_id].slot, first, data.shape[1])
+        target.copy_(data[:, first:])
+        return target.numel()
+
+    @property
+    def budget_bytes(self) -> int:
+        return self._pool.budget_bytes
+
+    def resize(self, budget_bytes: int) -> bool:
+        return self._mapped.resize(budget_bytes)
 
     # ------------------------------------------------------------------ steps
     def begin_step(self, chunks: Sequence[Chunk]) -> ContiguousInputs:
@@ -320,7 +355,7 @@ class VirtualKVCache(KVCache):
 
     def stats(self) -> KVStats:
         return replace(
-            self._stats,
+            self._stats.add_swaps(self.swap),
             map_stall_seconds=self._mapped.stall_seconds,
             prefix_evictions=self._shared.evictions,
             driver_calls=dict(self._mapped.driver.counts),
@@ -341,6 +376,8 @@ class VirtualKVCache(KVCache):
         self._slots.check([*slots, *([] if self._scratch is None else [self._scratch])], references)
         assert self.usage().tail_waste <= len(self._live) * self.layout.page_bytes * self.layout.ranges
         self.usage().check()
+        if self.swap is not None:
+            self.swap.check()
 
     def close(self) -> None:
         """Give everything back. The KV tensor must not be touched afterwards."""
