@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from vattn.engine.request import Request, RequestStatus
+from vattn.engine.service import DEFAULT_SERVICE
 from vattn.outputs import RequestMetrics
 from vattn.params import SamplingParams
 
@@ -39,6 +40,8 @@ class SimulatedRequest(Request):
         self.prompt = None
         self.prompt_len = prompt_len
         self.max_tokens = output_len
+        self.service = DEFAULT_SERVICE
+        self.rank = (0, index)
         self.params = _PARAMS
         self.metrics = RequestMetrics(arrival_s, num_prompt_tokens=prompt_len)
         self.num_computed = 0

@@ -88,9 +88,8 @@ class Simulator:
         return Outcome(source.sent, self.steps, self.clock, self.skipped_steps)
 
     def _step(self, batch: Batch) -> None:
-        for victim in batch.preempted:
-            assert isinstance(victim, SimulatedRequest)
-            victim.sync_tokens()
+        for preempted in batch.preempted:
+            preempted.request.sync_tokens()  # type: ignore[attr-defined]
         for request in batch.starved:
             request.error = "no memory although nothing else runs"
             self._finish(request, self._free_at)  # type: ignore[arg-type]
@@ -215,4 +214,5 @@ class Simulator:
             self._free_at = ends if self.overlap else self.clock
             decode_kv += count
         run.finish()
+        scheduler.clock += run.done * count
         self.skipped_steps += run.done
