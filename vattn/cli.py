@@ -12,6 +12,7 @@ from vattn.commands.generate import generate
 from vattn.commands.info import info
 from vattn.commands.kernels import kernels
 from vattn.commands.quality import quality
+from vattn.commands.replay import replay
 from vattn.commands.vmm import app as vmm
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app.command()(info)
 app.add_typer(vmm, name="vmm")
 app.command()(kernels)
 app.command()(quality)
+app.command()(replay)
 
 
 def main() -> None:

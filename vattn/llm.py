@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,9 +16,9 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vattn.config import KVBackend, KVCacheConfig, KVDtype, LayoutName, PolicyName, SchedulerConfig
+from vattn.engine.blueprint import open_trace
 from vattn.engine.engine import Engine
-from vattn.engine.events import EventLog, TraceWriter
-from vattn.engine.replay import describe_cache
+from vattn.engine.events import EventLog
 from vattn.engine.service import DEFAULT_TENANT, Service
 from vattn.engine.sizing import activation_bytes
 from vattn.errors import ConfigError, RequestError
@@ -32,6 +32,7 @@ from vattn.models.loader import LoadedModel, load_model
 from vattn.outputs import RequestOutput
 from vattn.params import SamplingParams
 from vattn.prompts import Prompt, TokenizedPrompt, as_prompts, tokenize
+from vattn.stream import OutputStream
 from vattn.vmm.driver import Driver, open_driver
 
 Message = Mapping[str, Any]
@@ -190,7 +191,15 @@ class LLM:
             )
             self.max_model_len = self._kv.capacity_tokens if max_model_len is None else max_model_len
             if trace is not None:
-                self._trace = self._open_trace(trace, used.granularity)
+                self._trace = open_trace(
+                    trace,
+                    self.scheduler_config,
+                    self.kv_config,
+                    self._kv,
+                    granularity=used.granularity,
+                    max_model_len=self.max_model_len,
+                    model_len=spec.max_model_len,
+                )
             self.engine = Engine(
                 self.loaded,
                 self._kv,
@@ -349,21 +358,6 @@ class LLM:
         limits = self.scheduler_config
         return activation_bytes(self.loaded.model, limits.max_num_batched_tokens, limits.max_num_seqs)
 
-    def _open_trace(self, path: str | Path, granularity: int) -> TraceWriter:
-        """An event log that says in its first line how this engine is set up."""
-        from vattn import __version__
-
-        kv = describe_cache(
-            self.kv_config,
-            self._kv,
-            granularity=granularity,
-            max_model_len=self.max_model_len,
-            model_len=self.loaded.spec.max_model_len,
-            rows=self.scheduler_config.max_num_seqs,
-        )
-        limits = asdict(self.scheduler_config)
-        return TraceWriter(path, {"version": __version__, "scheduler": limits, "kv": kv})
-
     def _close_driver(self) -> None:
         if self._own_driver is not None:
             self._own_driver.close()
@@ -492,42 +486,3 @@ class LLM:
                 return finished
         finally:
             self._drop(request_ids)
-
-
-class OutputStream(Iterator[RequestOutput]):
-    """The moments of one request; made by `LLM.stream`. Also a context manager."""
-
-    def __init__(self, llm: LLM, request_id: str) -> None:
-        self._llm = llm
-        self.request_id = request_id
-        self._open = True
-
-    def __next__(self) -> RequestOutput:
-        if not self._open:
-            raise StopIteration
-        try:
-            output = self._llm._pump(self.request_id)
-        except BaseException:
-            self.close()
-            raise
-        if output.finished:
-            self.close()
-        return output
-
-    def close(self) -> None:
-        """Abort the request if it still runs. Idempotent."""
-        if self._open:
-            self._open = False
-            self._llm._drop([self.request_id])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if self.__dict__.get("_open"):
-            self._llm._abandon(self.request_id)

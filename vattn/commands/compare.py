@@ -30,12 +30,13 @@ def compare(
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
     seed: opt.Seed = 0,
+    trace: opt.Trace = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
     """Run the same requests on each KV backend at the same memory budget, and show what differed.
 
     Unless --kv-memory is given, the budget is what static needs to run four requests of the maximum
-    length.
+    length. --trace FILE.jsonl writes one log per backend: FILE-virtual.jsonl and so on.
     """
     console = Console()
     names = [name.strip() for name in backends.split(",") if name.strip()]
@@ -58,6 +59,8 @@ def compare(
         KVCacheConfig(backend=name, layout=kv_layout, page_bytes=page, block_size=block_size)  # type: ignore[arg-type]
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"--backends {backends!r}: name each backend once, e.g. virtual,paged,static")
+    if trace is not None and not trace.absolute().parent.is_dir():
+        raise ConfigError(f"--trace {trace}: there is no folder {trace.absolute().parent}")
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise ConfigError(f"--json {json_file}: there is no folder {json_file.absolute().parent}")
     workload = RandomWorkload(requests, prompt_range, output_range, seed)
@@ -97,6 +100,7 @@ def compare(
                 max_num_batched_tokens=max_num_batched_tokens,
                 kv_cache_memory_bytes=budget,
                 seed=seed,
+                trace=None if trace is None else trace.with_stem(f"{trace.stem}-{name}"),
             ) as llm:
                 results.append(
                     run_backend(name, llm, work, lambda done, total: progress.update(task, completed=done))  # noqa: B023

@@ -27,6 +27,7 @@ def generate(
     max_model_len: opt.MaxModelLen = None,
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
+    trace: opt.Trace = None,
 ) -> None:
     """Complete prompts. One prompt is streamed as it comes; several run as one batch."""
     memory = opt.parse_bytes(kv_memory, "--kv-memory")
@@ -50,6 +51,7 @@ def generate(
             max_model_len=max_model_len,
             device=device,
             dtype=dtype,
+            trace=trace,
         )
     with llm:
         if len(prompts) == 1 and not chat:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,6 +26,10 @@ KVMemory = Annotated[
 MaxModelLen = Annotated[int | None, typer.Option(min=2, help="Longest request: prompt and output.")]
 MaxNumSeqs = Annotated[int, typer.Option(help="Requests running at once.")]
 MaxBatchedTokens = Annotated[int, typer.Option("--max-num-batched-tokens", help="Tokens in one step.")]
+Trace = Annotated[
+    Path | None,
+    typer.Option("--trace", help="Log every decision of the scheduler here, as JSON lines (vattn replay)."),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the workload and of unseeded sampling.")]
 
 _UNITS = {

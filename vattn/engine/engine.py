@@ -15,16 +15,16 @@ from collections.abc import Sequence
 
 from vattn.attention.factory import create_attention
 from vattn.config import SchedulerConfig
+from vattn.engine.blueprint import create_scheduler
 from vattn.engine.deadlines import Deadlines
 from vattn.engine.detokenize import Finish, IncrementalDetokenizer, StopChecker, TokenText
 from vattn.engine.events import EventLog
 from vattn.engine.graphs import create_graphs
 from vattn.engine.pipeline import InFlight, Pipeline
-from vattn.engine.policy import create_policy
 from vattn.engine.request import Request
 from vattn.engine.runner import Runner
 from vattn.engine.sampler import Sampler, sampling_failure
-from vattn.engine.scheduler import Batch, Scheduler
+from vattn.engine.scheduler import Batch
 from vattn.engine.service import DEFAULT_SERVICE, Service
 from vattn.errors import CapacityError, QueueFull, RequestError
 from vattn.interrupts import interrupts_held
@@ -59,13 +59,7 @@ class Engine:
         self.loaded = loaded
         self.kv = kv
         self.max_model_len = max_model_len
-        self.scheduler = Scheduler(
-            kv,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            policy=create_policy(config.policy, config.priority_ageing_tokens),
-            weights=config.fair_shares,
-        )
+        self.scheduler = create_scheduler(kv, config)
         self.max_waiting = config.max_waiting
         self.trace = trace or EventLog()
         device = next(loaded.model.parameters()).device

@@ -10,27 +10,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from vattn.config import KVCacheConfig
+from vattn.engine.blueprint import rebuild_cache, rebuild_scheduler
 from vattn.engine.detokenize import IncrementalDetokenizer, StopChecker
 from vattn.engine.events import FORMAT
-from vattn.engine.policy import create_policy
 from vattn.engine.request import Request
 from vattn.engine.sampler import Sampler
 from vattn.engine.scheduler import Batch, Scheduler
 from vattn.engine.service import Service
 from vattn.errors import ConfigError
-from vattn.kv.base import KVCache
-from vattn.kv.factory import create_kv_cache
-from vattn.kv.layout import KVShape
 from vattn.outputs import RequestMetrics
 from vattn.params import SamplingParams
-from vattn.vmm.accounting import AccountingDriver
 
 _DECISIONS = ("admit", "preempt", "starve", "step")
 _ENDS = ("finish", "abort", "timeout")
@@ -59,9 +52,9 @@ def replay(path: str | Path, *, check: bool = True) -> Replay:
     number, header = next(events, (0, {}))
     if header.get("event") != "header" or header.get("format") != FORMAT:
         raise ConfigError(f"{path} is not an event log: its first line is not a {FORMAT} header")
-    kv, driver = _cache(header)
+    kv, driver = rebuild_cache(header)
     try:
-        player = _Player(kv, header["scheduler"], check)
+        player = _Player(rebuild_scheduler(header, kv), check)
         for number, event in events:
             try:
                 player.play(event)
@@ -85,16 +78,9 @@ def replay(path: str | Path, *, check: bool = True) -> Replay:
 class _Player:
     """One event after another."""
 
-    def __init__(self, kv: KVCache, limits: dict[str, Any], check: bool) -> None:
-        self.kv = kv
+    def __init__(self, scheduler: Scheduler, check: bool) -> None:
+        self.scheduler = scheduler
         self.check = check
-        self.scheduler = Scheduler(
-            kv,
-            max_num_seqs=limits["max_num_seqs"],
-            max_num_batched_tokens=limits["max_num_batched_tokens"],
-            policy=create_policy(limits["policy"], limits["priority_ageing_tokens"]),
-            weights=limits["fair_shares"],
-        )
         self.requests: dict[str, Request] = {}
         self.steps = 0
         self.decisions = 0
@@ -179,12 +165,12 @@ class _Player:
         if batch is None or not batch.items:
             return
         sampling = [item.request for item in batch.items if item.samples]
-        self.kv.begin_step([item.chunk for item in batch.items])
+        self.scheduler.kv.begin_step([item.chunk for item in batch.items])
         for request, length in batch.items:
             request.num_computed += length
         for row, request in enumerate(sampling):
             request.add_pending(row)
-        self.kv.submitted(None)
+        self.scheduler.kv.submitted(None)
 
 
 def _decision(event: dict[str, Any]) -> Any:
@@ -212,47 +198,3 @@ def _read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield number, event
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} can't be read: {error}") from error
-
-
-def describe_cache(
-    config: KVCacheConfig, kv: KVCache, *, granularity: int, max_model_len: int, model_len: int, rows: int
-) -> dict[str, Any]:
-    """The header's `kv`: all that it takes to build the same cache again."""
-    made, shape = kv.describe(), kv.shape
-    if config.backend == "virtual":
-        memory = int(made["pages"]) * int(made["page_bytes"])
-    elif config.backend == "paged":
-        memory = int(made["blocks"]) * int(made["block_size"]) * shape.token_bytes
-    else:
-        memory = int(made["rows"]) * kv.capacity_tokens * shape.token_bytes
-    return {
-        "backend": config.backend,
-        "layout": made.get("layout", config.layout),
-        "page_bytes": made.get("page_bytes"),
-        "block_size": config.block_size,
-        "memory_bytes": memory,
-        "granularity": granularity,
-        "max_model_len": max_model_len,
-        "model_len": model_len,
-        "rows": rows,
-        "shape": {
-            **{f.name: getattr(shape, f.name) for f in fields(shape)},
-            "dtype": str(shape.dtype).removeprefix("torch."),
-        },
-    }
-
-
-def _cache(header: dict[str, Any]) -> tuple[KVCache, AccountingDriver]:
-    try:
-        kv = header["kv"]
-        shape = KVShape(**{**kv["shape"], "dtype": getattr(torch, kv["shape"]["dtype"])})
-        names = ("backend", "layout", "page_bytes", "block_size", "memory_bytes")
-        options = {name: kv[name] for name in names}
-        lengths = {"max_model_len": kv["max_model_len"], "model_len": kv["model_len"]}
-        driver = AccountingDriver(kv["granularity"], budget=1 << 60)
-        config = KVCacheConfig(**options, background_mapping=False)
-        return create_kv_cache(config, shape, driver, **lengths, max_num_seqs=kv["rows"]), driver
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"the log's header does not describe a KV cache of this version: {error}"
-        ) from error
