@@ -51,6 +51,11 @@ def first_to_yield(running: Sequence[Request], weights: Mapping[str, float]) -> 
     return highest
 
 
+def others_run(running: Sequence[Request], tenant: str) -> bool:
+    """Does a request of another tenant run? If not, nobody is evicted for `tenant`: see `entitled`."""
+    return any(request.service.tenant != tenant for request in running)
+
+
 def entitled(own_level: float, need: float, other_level: float) -> bool:
     """May a tenant at `own_level` get `need` more, by weight, before one that would be at `other_level`?
 

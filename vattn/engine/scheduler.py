@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from vattn.engine.levels import entitled, first_to_yield, level
+from vattn.engine.levels import entitled, first_to_yield, level, others_run
 from vattn.engine.policy import FirstComeFirstServed, Policy
 from vattn.engine.request import Request, RequestStatus
 from vattn.engine.turns import FairTurns
@@ -253,13 +253,15 @@ class Scheduler:
         if request is None or tenant in plan.closed or plan.starved:
             plan.closed.add(tenant)
             return False
+        plan.closed.add(tenant)
         weights = self.turns.weights
+        if request.pending_row is not None:  # preempted with a token still on its way
+            plan.short[tenant] = level(self.running, tenant, weights)
+            return False
+        if len(self.running) >= self.max_num_seqs and not others_run(self.running, tenant):
+            return False  # who would yield is one of its own
         own, weight = level(self.running, tenant, weights), self.turns.weight(tenant)
         need = request.num_tokens + 1  # one more than it has: the one it is about to produce
-        plan.closed.add(tenant)
-        if request.pending_row is not None:  # preempted with a token still on its way
-            plan.short[tenant] = own
-            return False
         if not all(entitled(own, need / weight, other) for other in plan.short.values()):
             return False
         while len(self.running) >= self.max_num_seqs or not self.kv.can_admit(need):
