@@ -47,6 +47,8 @@ class SimulatedRequest(Request):
         self.num_computed = 0
         self.known = prompt_len
         """Tokens the host knows: prompt and settled outputs."""
+        self.total = prompt_len + output_len
+        """Tokens it will have."""
         self.pending = 0
         self.pending_row = None
         self.status = RequestStatus.WAITING
@@ -82,7 +84,7 @@ class SimulatedRequest(Request):
 
     @property
     def ends_with_pending(self) -> bool:
-        return self.known + self.pending - self.prompt_len >= self.max_tokens
+        return self.known + self.pending >= self.total
 
     def emitted(self, step: int) -> None:
         """Its next token came out of `step`."""

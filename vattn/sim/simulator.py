@@ -107,33 +107,40 @@ class Simulator:
     def _launch(self, batch: Batch) -> None:
         """Price a batch, write its row, and let its requests have computed it."""
         start = max(self.clock, self._free_at)
-        step = len(self.steps)
-        tokens = decodes = decode_kv = prefill_kv = pairs = 0
+        step, overlap = len(self.steps), self.overlap
+        tokens = chunks = decode_kv = prefill_kv = pairs = 0
         sampling = self._flight
         for request, length in batch.items:
-            computed = request.num_computed
-            end = computed + length
+            end = request.num_computed + length
             tokens += length
             if length == 1:
-                decodes += 1
                 decode_kv += end
             else:
+                chunks += 1
                 prefill_kv += end
-                pairs += chunk_pairs(computed, length)
+                pairs += chunk_pairs(end - length, length)
+            request.num_computed = end
             if end == request.known + request.pending:  # type: ignore[attr-defined]
                 sampling.append(request)  # type: ignore[arg-type]
-            request.num_computed = end
+                request.pending += 1  # type: ignore[attr-defined]
+                if overlap:
+                    request.pending_row = 0
+                if request.last_step != step - 1:  # type: ignore[attr-defined]
+                    request.emitted(step)  # type: ignore[attr-defined]
+                else:
+                    request.last_step = step  # type: ignore[attr-defined]
+        for request, _ in batch.admitted:
             if request.metrics.first_scheduled_time is None:
                 request.metrics.first_scheduled_time = start
-        for request in sampling:
-            request.pending += 1
-            request.pending_row = 0
-            if request.last_step != step - 1:
-                request.emitted(step)
-            else:
-                request.last_step = step
         work = StepWork(
-            tokens, decodes, len(sampling), decode_kv, prefill_kv, pairs, len(batch.items), self._calls()
+            tokens,
+            len(batch.items) - chunks,
+            len(sampling),
+            decode_kv,
+            prefill_kv,
+            pairs,
+            len(batch.items),
+            self._calls(),
         )
         cost = self.cost.step(work)
         self._write(start, cost, work, len(batch.preempted))
@@ -162,10 +169,9 @@ class Simulator:
             request.pending -= 1
             if not request.pending:
                 request.pending_row = None
-            outputs = request.known - request.prompt_len
-            if outputs == 1:
+            if request.known == request.prompt_len + 1:
                 request.metrics.first_token_time = now
-            if outputs >= request.max_tokens:
+            if request.known == request.total:
                 self._finish(request, now)
             elif request.status is RequestStatus.WAITING:
                 request.sync_tokens()  # preempted with a token on its way
