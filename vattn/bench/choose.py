@@ -81,7 +81,8 @@ def choose_arrivals(
     if burstiness is not None and kind != "gamma":
         raise ConfigError(f"--burstiness is for gamma arrivals at a finite --request-rate, not for {kind}")
     chosen: ArrivalKind = kind  # type: ignore[assignment]
-    return Arrivals(chosen, math.inf if rate is None else rate, burstiness or 1.0, time_scale, seed)
+    shape = 1.0 if burstiness is None else burstiness
+    return Arrivals(chosen, math.inf if rate is None else rate, shape, time_scale, seed)
 
 
 def choose_limits(

@@ -9,7 +9,8 @@ repeat 3   C  A  B
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,15 +107,16 @@ def run(
         }
         for system in systems
     }
-    for system in systems:
-        _once(system, warm_up, Arrivals("at-once"), plan, _told(on_run, system.name, -1))
-    for repeat in range(plan.repeats):
-        turn = repeat % len(systems)
-        for system in [*systems[turn:], *systems[:turn]]:
-            told = _told(on_run, system.name, repeat)
-            kv, measured = _once(system, requests, plan.arrivals, plan, told)
-            runs[system.name]["kv"] = kv
-            runs[system.name]["repeats"].append(measured)
+    with _settled_heap():
+        for system in systems:
+            _once(system, warm_up, Arrivals("at-once"), plan, _told(on_run, system.name, -1))
+        for repeat in range(plan.repeats):
+            turn = repeat % len(systems)
+            for system in [*systems[turn:], *systems[:turn]]:
+                told = _told(on_run, system.name, repeat)
+                kv, measured = _once(system, requests, plan.arrivals, plan, told)
+                runs[system.name]["kv"] = kv
+                runs[system.name]["repeats"].append(measured)
     return {
         "kind": plan.kind,
         "workload": plan.workload.describe(),
@@ -124,6 +126,17 @@ def run(
         "repeats": plan.repeats,
         "runs": list(runs.values()),
     }
+
+
+@contextmanager
+def _settled_heap() -> Iterator[None]:
+    """The collector leaves alone what is there now, the libraries: walking it would pause the engines."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _once(
