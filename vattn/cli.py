@@ -13,6 +13,7 @@ from vattn.commands.info import info
 from vattn.commands.kernels import kernels
 from vattn.commands.quality import quality
 from vattn.commands.replay import replay
+from vattn.commands.simulate import simulate
 from vattn.commands.vmm import app as vmm
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.add_typer(vmm, name="vmm")
 app.command()(kernels)
 app.command()(quality)
 app.command()(replay)
+app.command()(simulate)
 
 
 def main() -> None:

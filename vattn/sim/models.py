@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from vattn.errors import ConfigError
-from vattn.kv.layout import KVShape
 
 WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 """Bytes of one parameter by the name of its type; scales of quantised weights are left out."""
@@ -36,10 +35,6 @@ class SimulatedModel:
     """Input embeddings and LM head are one matrix."""
     experts: int = 1
     experts_per_token: int = 1
-
-    def kv_shape(self, dtype: torch.dtype, tp: int = 1) -> KVShape:
-        """One device's share of a token's KV. KV heads are copied when there are fewer than devices."""
-        return KVShape(self.num_layers, max(1, self.num_kv_heads // tp), self.head_dim, dtype)
 
     @property
     def attention_params(self) -> int:

@@ -128,7 +128,7 @@ def describe_model(simulation: Simulation) -> dict[str, Any]:
     assert config.tp is not None
     return {
         "name": model.name,
-        "token_bytes": model.kv_shape(config.kv_dtype, config.tp).token_bytes,
+        "token_bytes": config.kv_shape(config.tp).token_bytes,
         "num_layers": model.num_layers,
         "num_heads": model.num_heads,
         "num_kv_heads": model.num_kv_heads,

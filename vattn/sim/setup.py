@@ -13,7 +13,7 @@ from vattn.config import KVCacheConfig, SchedulerConfig
 from vattn.engine.scheduler import Scheduler
 from vattn.errors import CapacityError, ConfigError
 from vattn.kv.factory import create_kv_cache
-from vattn.kv.layout import KVShape
+from vattn.kv.layout import SCALE_BYTES, KVShape
 from vattn.sim.calibrate import Fit
 from vattn.sim.cost import CallSeconds, CostModel, Efficiency, Mapping, Roofline
 from vattn.sim.driver import PricedDriver
@@ -72,6 +72,13 @@ class SimulationConfig:
     def weight_bytes(self) -> int:
         """Of all devices together."""
         return int(self.model.num_params * WEIGHT_BYTES[self.weight_dtype])
+
+    def kv_shape(self, tp: int) -> KVShape:
+        """A token's KV on each of `tp` devices. KV heads are copied when there are fewer than devices."""
+        stored = {"auto": self.kv_dtype, "fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}[self.kv.dtype]
+        scales = 0 if self.kv.dtype == "auto" else SCALE_BYTES
+        heads = max(1, self.model.num_kv_heads // tp)
+        return KVShape(self.model.num_layers, heads, self.model.head_dim, stored, scales)
 
     @property
     def page_granularity(self) -> int:
@@ -147,7 +154,7 @@ def simulate(
     config = config.resolved()
     tp = config.tp
     assert tp is not None
-    shape = config.model.kv_shape(config.kv_dtype, tp)
+    shape = config.kv_shape(tp)
     driver = PricedDriver(config.page_granularity, config.gpu.memory_bytes, config.call_seconds)
     limits = config.limits
     kv = create_kv_cache(
