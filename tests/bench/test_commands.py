@@ -173,7 +173,9 @@ def test_vmm(tmp_path: Path) -> None:
         (["throughput", "--workload", "zipf"], "zipf"),
         (["throughput", "--backends", "magic"], "magic"),
         (["throughput", "--backends", "none"], "--peer"),
-        (["throughput", "--repeats", "-1"], "--repeats"),
+        (["throughput", "--backends", "paged,paged"], "each once"),
+        (["throughput", "--kv-dtypes", "int3"], "int3"),
+        (["throughput", "--repeats", "0"], "--repeats"),
         (["throughput", "--prompt-len", "4000"], "--max-model-len"),
         (["throughput", "--prompt-len", "400", "--max-model-len", "300"], "--max-model-len"),
         (["throughput", "--peer", "magic"], "generate_batch"),
@@ -195,6 +197,7 @@ def test_mistakes_are_refused_by_name(args: list[str], says: str) -> None:
     ("args", "says"),
     [
         (["throughput", "--block-sizes", "8,x"], "8,16,32"),
+        (["throughput", "--kv-memory", "much"], "not a size"),
         (["throughput", "--page-bytes", "lots"], "not a size"),
         (["serve", "tpot:50"], "tpot:50"),
         (["nonsense"], "nonsense"),

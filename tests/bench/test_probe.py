@@ -141,6 +141,7 @@ def test_sweeps_name_what_they_vary(loaded: LoadedModel) -> None:
     assert names(layouts=["interleaved", "per_layer"]) == [
         "static-interleaved", "static-per_layer", "paged", "virtual-interleaved", "virtual-per_layer",
     ]  # fmt: skip
+    assert names(kv_dtypes=["auto", "int8"])[2:4] == ["paged-auto", "paged-int8"]
     with pytest.raises(ConfigError, match="each once"):
         vattn_systems(loaded, ["paged", "paged"], LIMITS)
     with pytest.raises(ConfigError, match="magic"):

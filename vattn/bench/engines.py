@@ -11,6 +11,7 @@ from typing import Any
 
 from vattn.bench.probe import Probe
 from vattn.bench.target import Finished, Inside, System, Target
+from vattn.config import KVCacheConfig
 from vattn.errors import ConfigError
 from vattn.llm import LLM
 from vattn.models.loader import LoadedModel
@@ -144,6 +145,27 @@ def _since(now: Any, before: Any) -> Any:
     return {k: _since(v, before.get(k, 0)) for k, v in now.items()} if isinstance(now, dict) else now - before
 
 
+def check_choices(
+    backends: Sequence[str],
+    block_sizes: Sequence[int],
+    page_bytes: Sequence[int | None],
+    layouts: Sequence[str],
+    kv_dtypes: Sequence[str],
+) -> None:
+    """Raise ConfigError for a choice the engine does not know, one made twice, or none at all."""
+    for option, choices in (
+        ("--backends", backends),
+        ("--block-sizes", block_sizes),
+        ("--page-bytes", page_bytes),
+        ("--layouts", layouts),
+        ("--kv-dtypes", kv_dtypes),
+    ):
+        if not choices or len(set(choices)) < len(choices):
+            raise ConfigError(f"{option} {','.join(map(str, choices))!r}: name each once, and at least one")
+    for backend, block, page, layout, dtype in product(backends, block_sizes, page_bytes, layouts, kv_dtypes):
+        KVCacheConfig(backend=backend, layout=layout, page_bytes=page, block_size=block, dtype=dtype)  # type: ignore[arg-type]
+
+
 def vattn_systems(
     loaded: LoadedModel,
     backends: Sequence[str],
@@ -152,50 +174,39 @@ def vattn_systems(
     block_sizes: Sequence[int] = (16,),
     page_bytes: Sequence[int | None] = (None,),
     layouts: Sequence[str] = ("auto",),
+    kv_dtypes: Sequence[str] = ("auto",),
 ) -> list[VattnSystem]:
     """One system per backend and choice that matters to it, named by what is swept.
 
-        static    x layouts                   static-per_layer
-        paged     x block sizes               paged-32
-        virtual   x layouts x page sizes      virtual-per_layer-64KiB
+        static    x layouts x dtypes                   static-per_layer-int8
+        paged     x block sizes x dtypes               paged-32
+        virtual   x layouts x page sizes x dtypes      virtual-per_layer-64KiB
 
-    Raises ConfigError for an unknown backend or one named twice.
+    Raises ConfigError as `check_choices` does.
     """
-    if not backends or len(set(backends)) < len(backends):
-        raise ConfigError(f"backends {','.join(backends)!r}: name each once, e.g. static,paged,virtual")
+    if not backends:
+        return []
+    check_choices(backends, block_sizes, page_bytes, layouts, kv_dtypes)
+    matters: dict[str, dict[str, Sequence[Any]]] = {
+        "static": {"kv_layout": layouts},
+        "paged": {"block_size": block_sizes},
+        "virtual": {"kv_layout": layouts, "page_bytes": page_bytes},
+    }
     systems = []
     for backend in backends:
-        choices: list[tuple[str, dict[str, Any]]] = []
-        if backend == "paged":
-            choices = [(_part(block_sizes, str(size)), {"block_size": size}) for size in block_sizes]
-        elif backend == "static":
-            choices = [(_part(layouts, layout), {"kv_layout": layout}) for layout in layouts]
-        elif backend == "virtual":
-            choices = [
-                (
-                    _part(layouts, layout) + _part(page_bytes, _size(page)),
-                    {"kv_layout": layout, "page_bytes": page},
-                )
-                for layout, page in product(layouts, page_bytes)
-            ]
-        else:
-            raise ConfigError(f"kv_backend={backend!r} is unknown: use one of 'static', 'paged', 'virtual'")
-        systems += [
-            VattnSystem(backend + name, loaded, {"kv_backend": backend, **common, **options})
-            for name, options in choices
-        ]
+        sweeps = {**matters[backend], "kv_cache_dtype": kv_dtypes}
+        for chosen in product(*sweeps.values()):
+            options = dict(zip(sweeps, chosen, strict=True))
+            name = "-".join([backend, *(_text(v) for k, v in options.items() if len(sweeps[k]) > 1)])
+            systems.append(VattnSystem(name, loaded, {"kv_backend": backend, **common, **options}))
     return systems
 
 
-def _part(swept: Sequence[object], text: str) -> str:
-    """What a swept choice adds to the name; nothing where there is no choice."""
-    return f"-{text}" if len(swept) > 1 else ""
-
-
-def _size(page: int | None) -> str:
-    if page is None:
+def _text(choice: Any) -> str:
+    """A choice as it stands in a name; numbers that are large are page sizes."""
+    if choice is None:
         return "default"
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if page % unit == 0:
-            return f"{page // unit}{name}"
-    return str(page)
+    if isinstance(choice, int) and choice >= 1 << 10:
+        unit, name = (20, "MiB") if choice % (1 << 20) == 0 else (10, "KiB")
+        return f"{choice >> unit}{name}"
+    return str(choice)

@@ -40,6 +40,9 @@ class SystemOptions:
     layouts: Annotated[
         str, typer.Option(help="Layouts of virtual and static: auto, interleaved, per_layer.")
     ] = "auto"
+    kv_dtypes: Annotated[
+        str, typer.Option(help="KV in memory: auto (the model's), int8, fp8_e4m3; several: a sweep.")
+    ] = "auto"
     peer: Annotated[
         list[str] | None,
         typer.Option(help="Also run generate_batch (transformers), vllm or llama.cpp; may be repeated."),

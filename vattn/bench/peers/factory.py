@@ -15,19 +15,25 @@ from vattn.models.loader import LoadedModel
 PEERS = ("generate_batch", "vllm", "llama.cpp")
 
 
+def check_peers(names: Sequence[str]) -> None:
+    """Raise ConfigError for a name nobody has."""
+    for name in names:
+        if name not in PEERS:
+            raise ConfigError(f"--peer {name!r} is unknown: use one of {', '.join(PEERS)}")
+
+
 def peer_systems(names: Sequence[str], model: str, loaded: LoadedModel, limits: Limits) -> list[System]:
     """The peers of these names, for the same model within the same limits.
 
     Raises ConfigError, saying what to install, before anything is loaded twice.
     """
+    check_peers(names)
     systems: list[System] = []
     for name in names:
         if name == "generate_batch":
             systems.append(GenerateBatch(model, loaded, limits))
         elif name == "vllm":
             systems.append(Vllm(loaded, limits))
-        elif name == "llama.cpp":
-            systems.append(LlamaCpp(loaded, limits))
         else:
-            raise ConfigError(f"--peer {name!r} is unknown: use one of {', '.join(PEERS)}")
+            systems.append(LlamaCpp(loaded, limits))
     return systems
