@@ -1,4 +1,5 @@
-"""Any interleaving of admit, hit, chunked compute, fork, grow, free and eviction, on every backend.
+"""Any interleaving of admit, hit, chunked compute, fork, grow, free, eviction, swap and resize, on every
+backend.
 
 K and V of a token are a function of the text up to it, as in a model; so every request, however its memory
 came about, must hold exactly what a plain copy of its own would.
@@ -25,6 +26,7 @@ from hypothesis.stateful import (
 from tests.kv.caches import BACKENDS, MAX_TOKENS, SHAPE, make_cache
 from tests.kv.test_machine import read_back
 from vattn.kv.base import Chunk
+from vattn.kv.swap import SwapSpace
 
 TEXTS = [
     [1] * MAX_TOKENS,
@@ -56,6 +58,10 @@ class SharingMachine(RuleBasedStateMachine):
         self.cache = make_cache(self.backend, budget_tokens, fingerprint="model", unit=self.unit)
         self.texts: dict[str, list[int]] = {}
         self.written: dict[str, int] = {}
+        self.cache.swap = SwapSpace(3 * MAX_TOKENS * SHAPE.token_bytes // 2, torch.device("cpu"))
+        self.swapped: dict[str, tuple[list[int], int, str | None]] = {}
+        self.salts: dict[str, str | None] = {}
+        self.budget = self.cache.budget_bytes
         self.count = 0
 
     def compute(self, request_id: str, end: int) -> None:
@@ -84,6 +90,7 @@ class SharingMachine(RuleBasedStateMachine):
         assert 0 <= cached < tokens
         assert cached == 0 or salt is not None
         self.texts[request_id], self.written[request_id] = mine, cached
+        self.salts[request_id] = salt
         self.compute(request_id, max(cached + 1, int(tokens * share)))
 
     def pick(self, data: st.DataObject) -> str:
@@ -114,6 +121,7 @@ class SharingMachine(RuleBasedStateMachine):
             assert self.cache.usage().in_use == before.in_use
             return
         self.texts[child], self.written[child] = self.texts[parent][:tokens], tokens
+        self.salts[child] = self.salts[parent]
 
     @precondition(lambda self: getattr(self, "texts", None))
     @rule(data=st.data())
@@ -121,6 +129,43 @@ class SharingMachine(RuleBasedStateMachine):
         request_id = self.pick(data)
         self.cache.free(request_id)
         del self.texts[request_id], self.written[request_id]
+
+    @precondition(lambda self: getattr(self, "texts", None))
+    @rule(data=st.data())
+    def swap_out(self, data: st.DataObject) -> None:
+        request_id = self.pick(data)
+        assert self.cache.swap is not None
+        nbytes = self.written[request_id] * SHAPE.token_bytes
+        room = nbytes and self.cache.swap.used_bytes + nbytes <= self.cache.swap.budget_bytes
+        assert self.cache.swap_out(request_id) == bool(room)
+        if room:
+            text, written = self.texts.pop(request_id), self.written.pop(request_id)
+            self.swapped[request_id] = (text, written, self.salts[request_id])
+
+    @precondition(lambda self: getattr(self, "swapped", None))
+    @rule(data=st.data(), drop=st.booleans())
+    def swap_in(self, data: st.DataObject, drop: bool) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.swapped)))
+        text, written, salt = self.swapped[request_id]
+        if drop:
+            self.cache.discard(request_id)
+        else:
+            cached = self.cache.swap_in(request_id, text, salt=salt)
+            if cached is None:
+                assert self.cache.swapped(request_id)
+                return
+            assert cached >= min(written, len(text) - 1)
+            self.texts[request_id], self.written[request_id] = text, self.cache.written(request_id)
+        del self.swapped[request_id]
+        assert not self.cache.swapped(request_id)
+
+    @rule(percent=st.integers(20, 150))
+    def resize(self, percent: int) -> None:
+        budget, in_use = self.budget * percent // 100, self.cache.usage().in_use
+        if not self.cache.resize(budget):
+            assert in_use > 0.9 * budget - 20 * SHAPE.token_bytes * 16, "it would have fitted"
+            assert self.cache.usage().in_use == in_use
+        assert self.cache.usage().held <= self.cache.budget_bytes
 
     @rule()
     def reset(self) -> None:
@@ -146,6 +191,13 @@ class SharingMachine(RuleBasedStateMachine):
         if hasattr(self, "cache"):
             for request_id in list(self.texts):
                 self.cache.free(request_id)
+            for request_id in self.swapped:
+                self.cache.discard(request_id)
+            assert self.cache.swap is not None and self.cache.swap.used_bytes == 0
+            self.cache.check()
+            assert self.cache.resize(0)
+            assert self.cache.usage().physical == 0
+            assert self.cache.resize(self.budget)
             self.cache.check()
             assert self.cache.usage().in_use == 0
             self.cache.close()
@@ -164,7 +216,7 @@ def test_any_interleaving(backend: str, unit: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=30,
+            max_examples=50,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 import torch
 
 from vattn.kv.layout import KVShape, KVViews
+from vattn.kv.swap import SwapSpace
 from vattn.kv.usage import MemoryUsage
 from vattn.vmm.retire import Event
 
@@ -95,10 +97,24 @@ class KVStats:
     (`paged`, prefix hits) computed again."""
     prefix_evictions: int = 0
     """Entries the prefix cache gave up for memory."""
+    swap_out_bytes: int = 0
+    """Bytes of K and V copied to host memory."""
+    swap_in_bytes: int = 0
+    """Bytes copied back."""
+    swap_seconds: float = 0.0
+    """Time of the host in these copies."""
     map_stall_seconds: float = 0.0
     """Time steps waited for pages that were not mapped ahead."""
     driver_calls: dict[str, int] = field(default_factory=dict)
     """Driver calls by kind; empty where no driver is involved."""
+
+    def add_swaps(self, swap: SwapSpace | None) -> KVStats:
+        """These counters and those of the swap space."""
+        if swap is None:
+            return replace(self)
+        return replace(
+            self, swap_out_bytes=swap.out_bytes, swap_in_bytes=swap.in_bytes, swap_seconds=swap.seconds
+        )
 
     def count_hit(self, cached: int, tokens: int, *, resumed: bool) -> None:
         """A request of `tokens` tokens was admitted and found `cached` of them."""
@@ -118,8 +134,8 @@ class KVStats:
 class KVCache(ABC):
     """KV memory for many requests. Not thread-safe: one engine drives it.
 
-    Life of a request:  attach or fork -> (grow -> begin_step -> computed)* -> free.
-    `check()` may be called at any time.
+    Life of a request:  attach or fork -> (grow -> begin_step -> computed)* -> free,
+    or swap_out -> swap_in, and on. `check()` may be called at any time.
 
     Sharing: what `computed` says is written may be given to later requests with the same prefix. Memory
     that two requests can see is never written again.
@@ -134,10 +150,14 @@ class KVCache(ABC):
     """float32 `[layer, 2, kv_head]` of a cache quantised with scales that are known beforehand."""
     _kv: KVViews | None
     """None once closed."""
+    swap: SwapSpace | None = None
+    """Where swapped requests wait; None: nobody is swapped."""
+    generation: int = 0
+    """Counts the times the memory moved to other addresses: `views` of before are void."""
 
     @property
     def views(self) -> KVViews:
-        """The cache's memory, all of it, at addresses that never change."""
+        """The cache's memory, all of it, at addresses that change with `generation` only."""
         if self._kv is None:
             raise RuntimeError("the KV cache is closed")
         return self._kv
@@ -212,6 +232,87 @@ class KVCache(ABC):
         """K and V of the first `n` of `token_ids` (a list that only grows) are written.
 
         They may be shared from here on.
+        """
+
+    # ------------------------------------------------------------------ swap
+    def swap_out(self, request_id: str) -> bool:
+        """Copy what a request has written to host memory, then let its memory go, as `free` does.
+
+        False when there is no (more) swap space, or nothing written: then nothing has changed.
+        """
+        written = self.written(request_id)
+        if self.swap is None or not written or not self.swap.fits(written * self.shape.token_bytes):
+            return False
+        self.swap.put(request_id, self._read(request_id, written), written)
+        try:
+            self.free(request_id)
+        except BaseException:
+            self.swap.discard(request_id)
+            raise
+        return True
+
+    def swapped(self, request_id: str) -> bool:
+        """Is this request's K and V in host memory?"""
+        return self.swap is not None and request_id in self.swap
+
+    def swap_in(self, request_id: str, token_ids: Sequence[int], *, salt: str | None = None) -> int | None:
+        """`attach` a swapped request and copy its K and V back.
+
+        Returns how many tokens need not be computed, or None when memory is short: then it stays swapped.
+        Should the copy fail, it is neither attached nor lost: it stays swapped.
+        """
+        assert self.swap is not None
+        cached = self.attach(request_id, token_ids, salt=salt, resumed=True)
+        if cached is None:
+            return None
+        out = self.swap[request_id]
+        started = time.perf_counter()
+        moved = 0
+        if cached < out.tokens:
+            try:
+                moved = self._write(request_id, cached, self.swap.on_device(out.data))
+            except BaseException:
+                self.free(request_id)
+                raise
+            cached = out.tokens
+        self.computed(request_id, token_ids, cached)
+        self.swap.restored(request_id, moved, time.perf_counter() - started)
+        return min(cached, len(token_ids) - 1)
+
+    def discard(self, request_id: str) -> None:
+        """Forget a swapped request, if it is one."""
+        if self.swap is not None:
+            self.swap.discard(request_id)
+
+    @abstractmethod
+    def written(self, request_id: str) -> int:
+        """Tokens of a live request whose K and V `computed` (or `attach`, `fork`) said are there."""
+
+    @abstractmethod
+    def shared_tokens(self, request_id: str) -> int:
+        """Leading tokens of a live request that another live request holds as well, in the same memory."""
+
+    @abstractmethod
+    def _read(self, request_id: str, n: int) -> torch.Tensor:
+        """The first `n` tokens of a request, as one tensor of `n` x token_bytes bytes; may be a view."""
+
+    @abstractmethod
+    def _write(self, request_id: str, start: int, data: torch.Tensor) -> int:
+        """Put back what `_read` gave, from token `start` on. Returns the bytes written."""
+
+    # ------------------------------------------------------------------ size
+    @property
+    @abstractmethod
+    def budget_bytes(self) -> int:
+        """Bytes of KV memory this cache may hold."""
+
+    @abstractmethod
+    def resize(self, budget_bytes: int) -> bool:
+        """Change the budget while requests live; 0 gives everything back.
+
+        What is cached or parked gives way. False when live requests hold more: then nothing has changed
+        but that; preempt somebody. `virtual` maps and unmaps pages. The others move to other memory
+        (`generation` rises), so for a moment they hold both.
         """
 
     def reset_prefix_cache(self) -> None:  # noqa: B027

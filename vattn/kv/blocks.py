@@ -14,8 +14,8 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        if num_blocks < 1:
-            raise ValueError(f"a block pool needs at least one block, got {num_blocks}")
+        if num_blocks < 0:
+            raise ValueError(f"a block pool can't have {num_blocks} blocks")
         self.num_blocks = num_blocks
         self._refs = [0] * num_blocks
         self._free = deque(range(num_blocks))
@@ -55,6 +55,21 @@ class BlockPool:
         self._refs[block] -= 1
         if not self._refs[block]:
             self._free.append(block)
+
+    def renumbered(self, num_blocks: int) -> tuple[BlockPool, dict[int, int]]:
+        """A pool of another size with the same holders, and the new numbers of held blocks, by old ones.
+
+        Raises ValueError when more blocks are held.
+        """
+        held = [block for block in range(self.num_blocks) if self._refs[block]]
+        if len(held) > num_blocks:
+            raise ValueError(f"{len(held)} blocks are held: they don't fit {num_blocks}")
+        pool = BlockPool(num_blocks)
+        numbers = {old: new for new, old in enumerate(held)}
+        for old, new in numbers.items():
+            pool._refs[new] = self._refs[old]
+        pool._free = deque(range(len(held), num_blocks))
+        return pool, numbers
 
     def check(self) -> None:
         free = set(self._free)

@@ -9,7 +9,7 @@ Units here are opaque ids: a page stands for itself and for its like in the othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class Holders:
@@ -70,9 +70,10 @@ class Holders:
             self.num_cached_only -= 1
         return True
 
-    @property
-    def cached_pages(self) -> Iterable[int]:
-        return self._cached.keys()
+    def renumber(self, numbers: Mapping[int, int]) -> None:
+        """Every id gets another number."""
+        self._needs = {numbers[page]: count for page, count in self._needs.items()}
+        self._cached = {numbers[page]: count for page, count in self._cached.items()}
 
     def check(self, needs: dict[int, int], cached: dict[int, int]) -> None:
         """Raise AssertionError unless the counts are these."""

@@ -122,12 +122,16 @@ class PrefixCache(Generic[M]):
         return found
 
     def touch(self, entries: Sequence[Entry[M]]) -> None:
-        """These were used now."""
+        """Entries of a chain were used now; those that are gone by now don't count."""
         self._clock += 1
+        last: Entry[M] | None = None
         for entry in entries:
+            if self._entries.get(entry.key) is not entry:
+                break
             entry.stamp = self._clock
-        if entries and not entries[-1].children:
-            self._push(entries[-1])
+            last = entry
+        if last is not None and not last.children:
+            self._push(last)
 
     # ------------------------------------------------------------------ filling
     def insert(
@@ -234,6 +238,11 @@ class PrefixCache(Generic[M]):
         if len(self._leaves) > 64 + 4 * len(self._entries):  # mostly outdated: rebuild
             self._leaves = [(e.stamp, e.key) for e in self._entries.values() if not e.children]
             heapq.heapify(self._leaves)
+
+    def replace_memory(self, new: Callable[[M], M]) -> None:
+        """Every entry's memory has moved."""
+        for entry in self._entries.values():
+            entry.memory = new(entry.memory)
 
     # ------------------------------------------------------------------ books
     def memories(self) -> list[M]:

@@ -7,13 +7,12 @@ row 1  | used .............................................. |    dots are reser
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
 
 from vattn.kv.base import AttentionInputs, Chunk, ContiguousInputs, KVCache, KVStats
-from vattn.kv.layout import KVLayout, KVShape, RowLayout, kv_views
+from vattn.kv.layout import KVLayout, KVShape, KVViews, RowLayout, kv_views
 from vattn.kv.plan import contiguous_inputs
 from vattn.kv.usage import MemoryUsage
 
@@ -42,17 +41,29 @@ class StaticKVCache(KVCache):
                 f"the budget is {budget_bytes:,} bytes"
             )
         self.shape = shape
-        # No pages here: with "pages" of one token the row needs no padding.
-        page_bytes = RowLayout(layout, shape, rows, max_tokens, 1).token_bytes
-        self.layout = RowLayout(layout, shape, rows, max_tokens, page_bytes)
+        self._max_rows = max_rows
+        self._kind = layout
+        self._device = device
         self._row_bytes = row_bytes
-        storage = torch.empty(rows * max_tokens * shape.token_elems, dtype=shape.dtype, device=device)
-        memory = storage.as_strided(self.layout.memory_shape, self.layout.memory_strides)
-        self._kv = kv_views(memory, shape)
+        self._budget = budget_bytes
+        self.layout = self._layout(rows, max_tokens)
+        self._kv = self._allocate(self.layout)
         self._slots: dict[str, int] = {}
         self._tokens: dict[str, int] = {}
+        self._written: dict[str, int] = {}
         self._free = list(range(rows - 1, -1, -1))
         self._stats = KVStats()
+
+    def _layout(self, rows: int, max_tokens: int) -> RowLayout:
+        # No pages here: with "pages" of one token the row needs no padding.
+        page_bytes = RowLayout(self._kind, self.shape, rows, max_tokens, 1).token_bytes
+        return RowLayout(self._kind, self.shape, rows, max_tokens, page_bytes)
+
+    def _allocate(self, layout: RowLayout) -> KVViews:
+        shape = self.shape
+        elems = layout.rows * layout.max_tokens * shape.token_elems
+        storage = torch.empty(elems, dtype=shape.dtype, device=self._device)
+        return kv_views(storage.as_strided(layout.memory_shape, layout.memory_strides), shape)
 
     @property
     def table_width(self) -> int:
@@ -81,6 +92,7 @@ class StaticKVCache(KVCache):
             return None
         self._slots[request_id] = self._free.pop()
         self._tokens[request_id] = len(token_ids)
+        self._written[request_id] = 0
         return 0
 
     def fork(self, parent_id: str, child_id: str, tokens: int) -> bool:
@@ -91,7 +103,7 @@ class StaticKVCache(KVCache):
             return False
         slot = self._free.pop()
         self._slots[child_id] = slot
-        self._tokens[child_id] = tokens
+        self._tokens[child_id] = self._written[child_id] = tokens
         memory = self.views.memory
         memory[:, :, slot, :tokens] = memory[:, :, source, :tokens]
         self._stats.forks += 1
@@ -106,7 +118,43 @@ class StaticKVCache(KVCache):
 
     def free(self, request_id: str) -> None:
         self._free.append(self._slots.pop(request_id))
-        del self._tokens[request_id]
+        del self._tokens[request_id], self._written[request_id]
+
+    def computed(self, request_id: str, token_ids: Sequence[int], n: int) -> None:
+        self._written[request_id] = min(n, len(token_ids))
+
+    def written(self, request_id: str) -> int:
+        return self._written[request_id]
+
+    def shared_tokens(self, request_id: str) -> int:
+        return 0
+
+    def _read(self, request_id: str, n: int) -> torch.Tensor:
+        return self.views.memory[:, :, self._slots[request_id], :n]
+
+    def _write(self, request_id: str, start: int, data: torch.Tensor) -> int:
+        target = self.views.memory[:, :, self._slots[request_id], start : data.shape[2]]
+        target.copy_(data[:, :, start:])
+        return target.numel() * target.element_size()
+
+    @property
+    def budget_bytes(self) -> int:
+        return self._budget
+
+    def resize(self, budget_bytes: int) -> bool:
+        rows = min(self._max_rows, budget_bytes // self._row_bytes)
+        if rows < len(self._slots):
+            return False
+        old, layout = self.views.memory, self._layout(rows, self.layout.max_tokens)
+        new = self._allocate(layout)
+        slots = {request_id: row for row, request_id in enumerate(self._slots)}
+        for request_id, row in slots.items():
+            n = self._written[request_id]
+            new.memory[:, :, row, :n] = old[:, :, self._slots[request_id], :n]
+        self._kv, self.layout, self._slots, self._budget = new, layout, slots, budget_bytes
+        self._free = list(range(rows - 1, len(slots) - 1, -1))
+        self.generation += 1
+        return True
 
     def begin_step(self, chunks: Sequence[Chunk]) -> ContiguousInputs:
         slots = [self._slots[c.request_id] for c in chunks]
@@ -133,12 +181,15 @@ class StaticKVCache(KVCache):
         )
 
     def stats(self) -> KVStats:
-        return replace(self._stats)
+        return self._stats.add_swaps(self.swap)
 
     def check(self) -> None:
         taken = sorted([*self._slots.values(), *self._free])
         assert taken == list(range(self.layout.rows)), "every row is either free or one request's"
-        assert self._slots.keys() == self._tokens.keys()
+        assert self._slots.keys() == self._tokens.keys() == self._written.keys()
+        assert all(self._written[r] <= n for r, n in self._tokens.items())
+        if self.swap is not None:
+            self.swap.check()
         assert all(0 <= n <= self.layout.max_tokens for n in self._tokens.values())
         self.usage().check()
 

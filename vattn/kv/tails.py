@@ -35,10 +35,14 @@ class TailCopier:
             (slots.ranges, slots.count, space.pitch), None, torch.uint8
         )
 
+    def bytes_of(self, slot: int, start: int, end: int) -> torch.Tensor:
+        """uint8 `[ranges, end - start]`: a view of these bytes of each of a slot's ranges."""
+        assert self._bytes is not None
+        return self._bytes[:, slot, start:end]
+
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Bytes `start .. end` of each range, from one slot to another."""
-        assert self._bytes is not None
-        self._bytes[:, target, start:end] = self._bytes[:, source, start:end]
+        self.bytes_of(target, start, end).copy_(self.bytes_of(source, start, end))
 
     def copy_set(self, pages: PageSet, target: int, start: int, end: int) -> None:
         """The same from pages that hold these bytes but may be mapped nowhere: they all lie on one page."""
