@@ -76,7 +76,7 @@ class ContiguousQuantisedStep(QuantisedStep):
 
 
 class GatherQuantisedStep(QuantisedStep):
-    """The blocks of all requests, gathered; the buffer holds whole blocks."""
+    """The blocks of all requests, gathered with their scales; the buffer holds whole blocks."""
 
     def __init__(self, inputs: PagedInputs) -> None:
         size, spans, first = inputs.block_size, [], 0
@@ -88,8 +88,14 @@ class GatherQuantisedStep(QuantisedStep):
         self._blocks = torch.tensor(blocks, dtype=torch.int64, device=inputs.kv.device)
 
     def load(self, kv: Tensor, scales: Tensor, buffer: Tensor) -> None:
-        stored = kv.view(torch.int8).index_select(1, self._blocks).view(kv.dtype)
-        factors = scales.unsqueeze(2)
+        _, _, _, heads, dim = kv.shape
+        # All bytes of a token, padding too, as one run: memory is then dense, and blocks are copied whole.
+        strides = kv.stride()[:3]
+        units = kv.view(torch.int8).as_strided((*kv.shape[:3], strides[2]), (*strides, 1))
+        units = units.index_select(1, self._blocks).flatten(1, 2)
+        stored = units[..., : heads * dim].view(kv.dtype).view(2, self._tokens, heads, dim)
+        factors = scales.unsqueeze(1)
         if self._per_token:
-            factors = scales.index_select(1, self._blocks).flatten(1, 2).transpose(1, 2)
-        dequantise(stored.flatten(1, 2).transpose(1, 2), factors.unsqueeze(-1), buffer)
+            begin = scales.data_ptr() - kv.data_ptr()
+            factors = units[..., begin : begin + 4 * heads].view(torch.float32)
+        dequantise(stored.transpose(1, 2), factors.transpose(1, 2).unsqueeze(-1), buffer)
