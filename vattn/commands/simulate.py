@@ -185,7 +185,7 @@ def _capacity(first: Simulation, plans: list[Plan], slo: Slo, share: float) -> s
     from vattn.sim.setup import simulate as run
 
     at_once = run(first.config, plans, Arrivals("at-once"))
-    most = len(plans) / at_once.outcome.seconds * 1.5
+    most = len(plans) / at_once.outcome.seconds  # more would pile up, if only for long enough
     found = highest_rate(
         lambda rate: run(first.config, plans, Arrivals("poisson", rate)), slo, most=most, share=share
     )
@@ -193,8 +193,9 @@ def _capacity(first: Simulation, plans: list[Plan], slo: Slo, share: float) -> s
     if not found.rate:
         return f"no request rate keeps {limits} (ms) for {share:.0%} of the requests, not even a low one"
     return (
-        f"up to {found.rate:.3g} requests/s (Poisson) keep {limits} (ms) for {share:.0%} of the requests: "
-        f"{found.rate / (first.config.tp or 1):.3g} a GPU"
+        f"up to {found.rate:.3g} requests/s (Poisson) keep {limits} (ms) for {share:.0%} of {len(plans):,} "
+        f"requests: {found.rate / (first.config.tp or 1):.3g} a GPU"
+        + ("; that is all it can complete" if found.rate == most else "")
     )
 
 
@@ -234,6 +235,17 @@ _ROWS = (
     ),
 )
 
+_COMPACT = {
+    "requests/s": "req/s",
+    "goodput, requests/s": "good/s",
+    "output tokens/s": "tok/s",
+    "TTFT p99 (ms)": "TTFT p99",
+    "TPOT p99 (ms)": "TPOT p99",
+    "KV utilization": "KV util.",
+    "preemptions": "preempt.",
+}
+"""What is shown of many runs, and how it is called there."""
+
 
 def _table(done: Mapping[str, Simulation], measured: Mapping[str, dict[str, Any]]) -> Table:
     """A column per run; of many runs a row each."""
@@ -259,13 +271,19 @@ def _table(done: Mapping[str, Simulation], measured: Mapping[str, dict[str, Any]
     add("map stall (ms)", [f"{s.counters['map_stall_s'] * 1e3:,.1f}" for s in done.values()])
     add("virtual time (s)", [f"{s.outcome.seconds:,.1f}" for s in done.values()])
     if len(done) <= 4:
-        table = Table("", *done, title="simulated")
+        table = Table("", title="simulated")
+        for name in done:
+            table.add_column(name, justify="right")
         for row in rows:
             table.add_row(*row)
         return table
-    table = Table("", *[row[0] for row in rows], title="simulated")
-    for at, name in enumerate(done, 1):
-        table.add_row(name, *[row[at] for row in rows])
+    short = {label: row for label, *row in rows if label in _COMPACT}
+    table = Table(title="simulated (the JSON has more)")
+    table.add_column("", overflow="fold")
+    for label in short:
+        table.add_column(_COMPACT[label], justify="right", no_wrap=True)
+    for at, name in enumerate(done):
+        table.add_row(name, *[row[at] for row in short.values()])
     return table
 
 

@@ -33,8 +33,9 @@ def highest_rate(
 ) -> Capacity:
     """The highest rate, to 2 %, at which at least `share` of the requests are good.
 
-    `run(rate)` simulates Poisson arrivals at that rate; `most`: more than the engine can do, such as its
-    throughput when everything arrives at once. Assumes that more traffic is never better.
+    `run(rate)` simulates Poisson arrivals at that rate; `most`: what the engine can complete, its
+    throughput when everything arrives at once (above it a queue builds up, which a short load may not
+    show). Assumes that more traffic is never better.
     """
     runs, low, high, best = 0, 0.0, most, 0.0
 
