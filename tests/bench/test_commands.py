@@ -151,6 +151,15 @@ def test_sweeps_stand_side_by_side(tmp_path: Path) -> None:
     assert [run["kv"].get("page_bytes") for run in report["runs"][3:]] == [4096, 65536]
 
 
+def test_any_option_of_the_engine_can_be_swept(tmp_path: Path) -> None:
+    sweep = ["--backends", "paged", "--sweep", "batching=continuous,static", "--sweep", "overlap=true,false"]
+    report, _ = bench(tmp_path, "throughput", "--max-num-seqs", "2", *sweep)
+    names = [f"paged-{b}-overlap={o}" for b in ("continuous", "static") for o in ("true", "false")]
+    check_report(report, "throughput", names)
+    assert [run["batching"] for run in report["runs"]] == ["continuous"] * 2 + ["static"] * 2
+    assert [run["options"]["overlap"] for run in report["runs"]] == [True, False] * 2
+
+
 def test_kernels(tmp_path: Path) -> None:
     report, shown = bench(tmp_path, "kernels", "--contexts", "16,48", "--backends", "static,paged")
     assert (report["format"], report["kind"]) == ("vattn-bench-1", "kernels")
@@ -175,6 +184,10 @@ def test_vmm(tmp_path: Path) -> None:
         (["throughput", "--backends", "none"], "--peer"),
         (["throughput", "--backends", "paged,paged"], "each once"),
         (["throughput", "--kv-dtypes", "int3"], "int3"),
+        (["throughput", "--sweep", "overlap"], "--sweep"),
+        (["throughput", "--sweep", "driver=1"], "--sweep"),
+        (["throughput", "--sweep", "overlap=true,true"], "each value once"),
+        (["throughput", "--sweep", "batching=dynamic"], "continuous or static"),
         (["throughput", "--repeats", "0"], "--repeats"),
         (["throughput", "--prompt-len", "4000"], "--max-model-len"),
         (["throughput", "--prompt-len", "400", "--max-model-len", "300"], "--max-model-len"),

@@ -101,6 +101,24 @@ def test_without_a_limit_everything_is_sent_when_it_is_due() -> None:
     assert target.most == 9
 
 
+def test_static_batches_wait_for_their_slowest_request() -> None:
+    target = StepTarget()
+    work = [ask(5), ask(1), ask(2), ask(1), ask(3)]
+    timelines = drive(work, Arrivals("at-once"), target, max_concurrency=2, barrier=True)
+    assert target.most == 2
+    assert [t.token_times[0][0] for t in timelines] == [1, 1, 6, 6, 8]
+    assert {t.arrival_s for t in timelines} == {0.0}, "it is the engine that lets them wait"
+    assert [t.finished_s for t in timelines] == [5, 1, 7, 6, 10]
+
+
+def test_a_static_batch_does_not_wait_to_be_full() -> None:
+    """A request alone starts alone; who comes later waits for it."""
+    work = [ask(4), ask(1), ask(1)]
+    timelines = drive(work, Arrivals("constant", rate=1.0), StepTarget(), max_concurrency=8, barrier=True)
+    assert [t.arrival_s for t in timelines] == [0, 1, 2]
+    assert [t.finished_s for t in timelines] == [4, 5, 5]
+
+
 def test_turns_follow_answers_and_contain_them() -> None:
     turns = [
         WorkloadRequest([1, 2], 2, session="s"),
@@ -156,5 +174,7 @@ def test_progress_reaches_the_end() -> None:
 def test_impossible_loads_are_refused() -> None:
     with pytest.raises(ConfigError, match="max-concurrency"):
         drive([ask(1)], Arrivals("at-once"), StepTarget(), max_concurrency=0)
+    with pytest.raises(ConfigError, match="need a size"):
+        drive([ask(1)], Arrivals("at-once"), StepTarget(), barrier=True)
     with pytest.raises(ConfigError, match="arrival times"):
         drive([ask(1)], Arrivals("trace"), StepTarget())

@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 from vattn.bench.probe import Probe
+from vattn.bench.sweeps import BATCHING, Sweeps
 from vattn.bench.target import Finished, Inside, System, Target
 from vattn.config import KVCacheConfig
 from vattn.errors import ConfigError
@@ -28,6 +29,7 @@ class VattnSystem(System):
     name: str
     loaded: LoadedModel
     options: dict[str, Any] = field(default_factory=dict)
+    barrier: bool = False
 
     @contextmanager
     def open(self) -> Iterator[Target]:
@@ -175,8 +177,11 @@ def vattn_systems(
     page_bytes: Sequence[int | None] = (None,),
     layouts: Sequence[str] = ("auto",),
     kv_dtypes: Sequence[str] = ("auto",),
+    sweeps: Sweeps | None = None,
 ) -> list[VattnSystem]:
     """One system per backend and choice that matters to it, named by what is swept.
+
+    `sweeps`: values of other options of `LLM`, and of `batching`, for all backends.
 
         static    x layouts x dtypes                   static-per_layer-int8
         paged     x block sizes x dtypes               paged-32
@@ -194,18 +199,25 @@ def vattn_systems(
     }
     systems = []
     for backend in backends:
-        sweeps = {**matters[backend], "kv_cache_dtype": kv_dtypes}
-        for chosen in product(*sweeps.values()):
-            options = dict(zip(sweeps, chosen, strict=True))
-            name = "-".join([backend, *(_text(v) for k, v in options.items() if len(sweeps[k]) > 1)])
-            systems.append(VattnSystem(name, loaded, {"kv_backend": backend, **common, **options}))
+        choices = {**matters[backend], "kv_cache_dtype": kv_dtypes}
+        every = {**choices, **(sweeps or {})}
+        for chosen in product(*every.values()):
+            options = dict(zip(every, chosen, strict=True))
+            parts = [
+                _text(v) if k in choices or k == BATCHING else f"{k}={_text(v)}"
+                for k, v in options.items()
+                if len(every[k]) > 1
+            ]
+            barrier = options.pop(BATCHING, "continuous") == "static"
+            name = "-".join([backend, *parts])
+            systems.append(VattnSystem(name, loaded, {"kv_backend": backend, **common, **options}, barrier))
     return systems
 
 
 def _text(choice: Any) -> str:
     """A choice as it stands in a name; numbers that are large are page sizes."""
-    if choice is None:
-        return "default"
+    if choice is None or isinstance(choice, bool):
+        return {None: "default", True: "true", False: "false"}[choice]
     if isinstance(choice, int) and choice >= 1 << 10:
         unit, name = (20, "MiB") if choice % (1 << 20) == 0 else (10, "KiB")
         return f"{choice >> unit}{name}"

@@ -31,16 +31,21 @@ def drive(
     target: Target,
     *,
     max_concurrency: int | None = None,
+    barrier: bool = False,
     progress: OnProgress | None = None,
 ) -> list[Timeline]:
     """Run all requests to their end; timelines are in the order of `requests`.
 
+    `barrier`: static batches of at most `max_concurrency` requests: one starts when the one before is over.
+    A request that waits for that has been sent, as one that waits in an engine's queue.
     `max_concurrency`: requests in flight at once (a closed loop when all arrive at once). As in vLLM's
     benchmark a request that waits for its turn has not been sent: its arrival is when it is.
     """
     if max_concurrency is not None and max_concurrency < 1:
         raise ConfigError(f"--max-concurrency must be at least 1, got {max_concurrency}")
-    return _Loop(requests, arrivals, target, max_concurrency, progress).run()
+    if barrier and max_concurrency is None:
+        raise ConfigError("static batches need a size: max_concurrency")
+    return _Loop(requests, arrivals, target, max_concurrency, barrier, progress).run()
 
 
 class _Loop:
@@ -50,6 +55,7 @@ class _Loop:
         arrivals: Arrivals,
         target: Target,
         max_concurrency: int | None,
+        barrier: bool,
         progress: OnProgress | None,
     ) -> None:
         self.requests = requests
@@ -62,6 +68,9 @@ class _Loop:
         """Heap of (seconds after the start, index) of requests that may be sent then."""
         self.slots = None if max_concurrency is None else [0.0] * max_concurrency
         """Heap of when each free slot became free."""
+        self.barrier = barrier
+        self.ended = 0
+        """Of the running batch, requests that hold their slot until the others end."""
         self.turns: dict[str, deque[int]] = {}
         """Per session, its turns that are not due yet."""
         self.spoken: dict[str, list[int]] = {}
@@ -73,9 +82,10 @@ class _Loop:
         self.start = self.target.start()
         while self.due or self.running:
             now = self.target.clock() - self.start
-            while self.due and self.due[0][0] <= now and self.slots != []:
-                self._send()
-            blocked = not self.due or self.slots == []
+            if not (self.barrier and self.running):
+                while self.due and self.due[0][0] <= now and self.slots != []:
+                    self._send()
+            blocked = not self.due or self.slots == [] or (self.barrier and bool(self.running))
             wait = math.inf if blocked else max(0.0, self.due[0][0] - now)
             for finished in self.target.advance(wait):
                 self._finish(finished)
@@ -111,7 +121,11 @@ class _Loop:
     def _send(self) -> None:
         due, index = heapq.heappop(self.due)
         request = self.requests[index]
-        arrival = due if self.slots is None else max(due, heapq.heappop(self.slots))
+        arrival = due
+        if self.slots is not None:
+            free = heapq.heappop(self.slots)
+            # Waiting for a batch to end is the engine's doing, waiting to send the client's.
+            arrival = due if self.barrier else max(due, free)
         prompt = request.prompt_token_ids
         if request.session is not None:
             prompt = self.spoken[request.session] = self.spoken[request.session] + prompt
@@ -131,11 +145,22 @@ class _Loop:
         timeline.cached_tokens = finished.cached_tokens
         timeline.preemptions = finished.preemptions
         timeline.finish_reason, timeline.error = finished.finish_reason, finished.error
-        if self.slots is not None:
-            heapq.heappush(self.slots, timeline.finished_s)
+        self._give_back_slot(timeline.finished_s)
         session = self.requests[index].session
         if session is not None:
             self._next_turn(session, finished, timeline.finished_s)
+
+    def _give_back_slot(self, now: float) -> None:
+        if self.slots is None:
+            return
+        if not self.barrier:
+            heapq.heappush(self.slots, now)
+            return
+        self.ended += 1
+        if not self.running:
+            self.slots += [now] * self.ended
+            heapq.heapify(self.slots)
+            self.ended = 0
 
     def _next_turn(self, session: str, finished: Finished, answered_s: float) -> None:
         """The turn after an answer becomes due; after a failure the session ends."""

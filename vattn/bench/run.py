@@ -102,6 +102,7 @@ def run(
             "name": system.name,
             "peer": system.peer,
             "options": system.options,
+            "batching": "static" if system.barrier else "continuous",
             "kv": {},
             "repeats": [],
         }

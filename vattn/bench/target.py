@@ -71,6 +71,8 @@ class System(ABC):
     options: dict[str, Any]
     peer: ClassVar[bool] = False
     """True for somebody else's engine."""
+    barrier: bool = False
+    """Static batching: no request is sent before all of the batch before it have ended."""
 
     @abstractmethod
     def open(self) -> AbstractContextManager[Target]:

@@ -43,6 +43,13 @@ class SystemOptions:
     kv_dtypes: Annotated[
         str, typer.Option(help="KV in memory: auto (the model's), int8, fp8_e4m3; several: a sweep.")
     ] = "auto"
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Any other option of LLM and its values, e.g. background_mapping=true,false; also "
+            "batching=continuous,static. May be repeated."
+        ),
+    ] = None
     peer: Annotated[
         list[str] | None,
         typer.Option(help="Also run generate_batch (transformers), vllm or llama.cpp; may be repeated."),

@@ -109,12 +109,14 @@ class Choices(NamedTuple):
     layouts: list[str]
     kv_dtypes: list[str]
     kv_memory: int | None
+    sweeps: dict[str, list[Any]]
 
 
 def choices_of(systems: SystemOptions) -> Choices:
     """Raises BadParameter or ConfigError for anything that could not be run."""
     from vattn.bench.engines import check_choices
     from vattn.bench.peers.factory import check_peers
+    from vattn.bench.sweeps import parse_sweeps
     from vattn.errors import ConfigError
 
     backends = [] if systems.backends == "none" else _parts(systems.backends)
@@ -127,6 +129,7 @@ def choices_of(systems: SystemOptions) -> Choices:
         _parts(systems.layouts),
         _parts(systems.kv_dtypes),
         opt.parse_bytes(systems.kv_memory, "--kv-memory"),
+        parse_sweeps(systems.sweep or ()),
     )
     check_peers(systems.peer or ())
     if systems.backends != "none":
@@ -151,6 +154,7 @@ def systems_of(loaded: LoadedModel, choices: Choices, limits: Limits) -> list[Va
         page_bytes=choices.page_bytes,
         layouts=choices.layouts,
         kv_dtypes=choices.kv_dtypes,
+        sweeps=choices.sweeps,
     )
 
 
