@@ -140,6 +140,7 @@ class Cache:
     [
         ("cpu", torch.bfloat16, 128, "needs a GPU, not cpu"),
         ("cuda", torch.float32, 128, "not torch.float32"),
+        ("cuda", torch.int8, 128, "reads no quantised KV .*: use 'triton'"),
         ("cuda", torch.float16, 320, "not 320"),
     ],
 )

@@ -14,6 +14,7 @@ from vattn.kv.base import Chunk, ContiguousInputs, KVCache, PagedInputs
 from vattn.kv.factory import create_kv_cache
 from vattn.kv.layout import SCALE_BYTES, KVLayout, KVShape, RowLayout, kv_views
 from vattn.kv.ranges import KVRanges
+from vattn.kv.swap import SwapSpace
 from vattn.vmm.host import HostDriver
 
 MODELS = {
@@ -74,6 +75,7 @@ def make(backend: str, config: dict[str, Any], shape: KVShape) -> KVCache:
         max_model_len=96,
         model_len=96,
         max_num_seqs=5,
+        fingerprint="model",
     )
 
 
@@ -123,4 +125,59 @@ def test_static_scales_reach_every_step(backend: str) -> None:
     scales = cache.begin_step([Chunk("a", 0, 3)]).scales
     assert scales is not None
     assert torch.equal(scales * 127, torch.stack([RANGES.k, RANGES.v], 1))
+    cache.close()
+
+
+def everything(cache: KVCache, request_id: str, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stored values and scales of a request, read the way a kernel would."""
+    inputs = cache.begin_step([Chunk(request_id, tokens - 1, 1)])
+    assert inputs.scales is not None
+    if isinstance(inputs, ContiguousInputs):
+        row = inputs.slots[0]
+        return inputs.kv[:, :, row, :tokens].clone(), inputs.scales[:, :, row, :tokens].clone()
+    assert isinstance(inputs, PagedInputs)
+    table = inputs.block_tables[0]
+    kv, scales = (x[:, :, table].flatten(2, 3)[:, :, :tokens] for x in (inputs.kv, inputs.scales))
+    return kv, scales
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_forks_cached_prefixes_and_swapped_requests_bring_their_scales(backend: str) -> None:
+    cache = make(backend, {"dtype": "int8"}, SHAPE)
+    cache.swap = SwapSpace(1 << 20, torch.device("cpu"))
+    text = list(range(40))
+    cache.attach("parent", text, salt="")
+    inputs = cache.begin_step([Chunk("parent", 0, 40)])
+    assert inputs.scales is not None
+    g = torch.Generator().manual_seed(0)
+    values = torch.randint(-127, 128, (2, 2, 40, 2, 12), generator=g, dtype=torch.int8)
+    scales = torch.rand(2, 2, 40, 2, generator=g)
+    inputs.kv.flatten(2, 3)[:, :, inputs.slot_mapping] = values
+    inputs.scales.flatten(2, 3)[:, :, inputs.slot_mapping] = scales
+    cache.computed("parent", text, 40)
+
+    def same(request_id: str, tokens: int) -> None:
+        got = everything(cache, request_id, tokens)
+        assert torch.equal(got[0], values[:, :, :tokens]) and torch.equal(got[1], scales[:, :, :tokens])
+        cache.check()
+
+    assert cache.fork("parent", "child", 40)
+    same("child", 40)
+    hit = cache.attach("next", [*text[:35], 99], salt="")
+    assert hit is not None and (hit > 0) == cache.shares_prefixes
+    if hit:
+        same("next", hit)
+    assert cache.swap_out("parent")
+    cache.free("child")
+    cache.free("next")
+    cache.reset_prefix_cache()
+    for i in range(3):  # others write where it was
+        assert cache.attach(f"other {i}", [7] * 60) is not None
+        inputs = cache.begin_step([Chunk(f"other {i}", 0, 60)])
+        inputs.kv.flatten(2, 3)[:, :, inputs.slot_mapping] = 1
+    restored = cache.swap_in("parent", text, salt="")
+    assert restored is not None
+    same("parent", restored)
+    assert restored >= 39
+    del inputs
     cache.close()

@@ -88,10 +88,11 @@ class GatherQuantisedStep(QuantisedStep):
         self._blocks = torch.tensor(blocks, dtype=torch.int64, device=inputs.kv.device)
 
     def load(self, kv: Tensor, scales: Tensor, buffer: Tensor) -> None:
-        _, _, _, heads, dim = kv.shape
-        # All bytes of a token, padding too, as one run: memory is then dense, and blocks are copied whole.
-        strides = kv.stride()[:3]
-        units = kv.view(torch.int8).as_strided((*kv.shape[:3], strides[2]), (*strides, 1))
+        _, blocks, size, heads, dim = kv.shape
+        # All bytes of a token, scales and padding too, as one run: the pool is dense, blocks are copied.
+        unit = kv.stride(0) // (blocks * size)
+        strides = (blocks * size * unit, size * unit, unit, 1)
+        units = kv.view(torch.int8).as_strided((2, blocks, size, unit), strides)
         units = units.index_select(1, self._blocks).flatten(1, 2)
         stored = units[..., : heads * dim].view(kv.dtype).view(2, self._tokens, heads, dim)
         factors = scales.unsqueeze(1)
