@@ -16,11 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from vattn import LLM
+from vattn.bench.arrivals import Arrivals
 from vattn.bench.compare import run_backend
 from vattn.bench.environment import environment
+from vattn.bench.load import drive
+from vattn.bench.peers.generate_batch import GenerateBatch
+from vattn.bench.run import Limits
+from vattn.bench.timeline import duration
 from vattn.bench.workload import RandomWorkload, WorkloadRequest
 from vattn.models.loader import LoadedModel, load_model
 
@@ -45,33 +50,16 @@ def vattn_engine(loaded: LoadedModel, options: dict[str, str]) -> Engine:
     return run
 
 
-def generate_batch(model: PreTrainedModel) -> Engine:
+def generate_batch(name: str, loaded: LoadedModel) -> Engine:
     """transformers' continuous batching; started before the clock, each request with its own length."""
+    limits = Limits(max_num_seqs=64, max_num_batched_tokens=512, max_model_len=1024, kv_memory_bytes=1 << 30)
+    system = GenerateBatch(name, loaded, limits)
 
     def run(requests: list[WorkloadRequest]) -> float:
-        blocks = sum(-(-(len(r.prompt_token_ids) + r.output_len) // 256) for r in requests) + 1
-        manager = model.init_continuous_batching(
-            generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
-            continuous_batching_config=ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=512),
-        )
-        manager.start()
-        try:
-            started = time.perf_counter()
-            for i, r in enumerate(requests):
-                manager.add_request(r.prompt_token_ids, request_id=str(i), max_new_tokens=r.output_len)
-            tokens, finished = 0, 0
-            while finished < len(requests):
-                result = manager.get_result(timeout=60)
-                if result is None:
-                    raise RuntimeError("generate_batch gave no result for a minute")
-                if result.is_finished():
-                    finished += 1
-                    tokens += len(result.generated_tokens)
-            seconds = time.perf_counter() - started
-        finally:
-            manager.stop(block=True)
-        assert tokens == sum(r.output_len for r in requests), "generate_batch stopped early"
-        return tokens / seconds
+        with system.open() as target:
+            timelines = drive(requests, Arrivals("at-once"), target)
+        assert [t.output_len for t in timelines] == [r.output_len for r in requests], "it stopped early"
+        return sum(t.output_len for t in timelines) / duration(timelines)
 
     return run
 
@@ -117,7 +105,7 @@ def main() -> None:
 
     loaded = load_model(args.model, device="cpu")
     engines: dict[str, Engine] = {name: vattn_engine(loaded, options) for name, options in VATTN.items()}
-    engines["transformers generate_batch"] = generate_batch(hf_model(args.model))
+    engines["transformers generate_batch"] = generate_batch(args.model, loaded)
     engines["transformers generate"] = sequential(hf_model(args.model), args.sequential_sample)
 
     requests = workload.generate(loaded.spec.vocab_size)
