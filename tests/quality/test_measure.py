@@ -148,5 +148,7 @@ def test_int8_keeps_smollm2_s_answers() -> None:
     assert exact.positions == int8.positions == 400
     assert int8.agreement >= 0.95
     assert abs(int8.perplexity_change) <= 0.01
+    assert int8.perplexity_change == pytest.approx(int8.perplexity / exact.perplexity - 1)
+    assert 0 < int8.perplexity_change_error < 0.01
     assert int8.kl_mean < 0.01
     assert int8.token_bytes < 0.28 * exact.token_bytes

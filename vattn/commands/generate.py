@@ -23,6 +23,8 @@ def generate(
     kv_layout: opt.Layout = "auto",
     page_bytes: opt.PageBytes = None,
     block_size: opt.BlockSize = 16,
+    kv_cache_dtype: opt.KVDtype = "auto",
+    kv_scales: opt.KVScales = "token",
     kv_memory: opt.KVMemory = None,
     max_model_len: opt.MaxModelLen = None,
     device: opt.Device = "auto",
@@ -47,6 +49,8 @@ def generate(
             kv_layout=kv_layout,  # type: ignore[arg-type]
             page_bytes=page,
             block_size=block_size,
+            kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
+            kv_scales=kv_scales,
             kv_cache_memory_bytes=memory,
             max_model_len=max_model_len,
             device=device,

@@ -20,6 +20,10 @@ PageBytes = Annotated[
     str | None, typer.Option("--page-bytes", help="Physical page of virtual, e.g. 64KiB; default: by device.")
 ]
 BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a block of paged.")]
+KVDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="auto (the model's), int8 or fp8_e4m3.")]
+KVScales = Annotated[
+    str, typer.Option("--kv-scales", help="Of 8-bit KV: token, or a file of `vattn quality --save-ranges`.")
+]
 KVMemory = Annotated[
     str | None, typer.Option("--kv-memory", help="Budget of KV memory, e.g. 512MiB or 4GiB.")
 ]

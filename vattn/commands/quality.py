@@ -170,7 +170,7 @@ def _table(found: list[Quality], max_tokens: int) -> Table:
             f"{q.kl_max:.2e}",
             f"{q.agreement:.2%}",
             f"{q.perplexity:.3f}",
-            f"{q.perplexity_change:+.2%}",
+            f"{q.perplexity_change:+.2%} ± {q.perplexity_change_error:.2%}",
             f"{where}; {len(split)} of {len(q.divergence)} differ",
         )
     return table

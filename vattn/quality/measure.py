@@ -49,6 +49,8 @@ class Quality:
     perplexity: float
     perplexity_change: float
     """Relative to the float model's: 0.01 is one per cent worse."""
+    perplexity_change_error: float
+    """Standard error of that change, from position to position: a change below it says nothing."""
     divergence: list[int | None]
     """Free greedy generation: the first output token that differs, per prompt; None: none did."""
 
@@ -126,7 +128,7 @@ def measure(
         outputs = llm.generate(list(prompts), params, use_tqdm=False)
         answers.append([o.outputs[0].token_ids for o in outputs])
         progress(max_tokens * len(prompts))
-    base = _perplexity(collected[0])
+    base = collected[0]
     return [
         _summary(llm, positions, base, [first_difference(a, b) for a, b in zip(answers[0], own, strict=True)])
         for llm, positions, own in zip(everyone, collected, answers, strict=True)
@@ -147,13 +149,11 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
 
 
-def _perplexity(positions: _Positions) -> float:
-    return math.exp(torch.cat(positions.nll).double().mean().item())
-
-
-def _summary(llm: LLM, positions: _Positions, base: float, divergence: list[int | None]) -> Quality:
+def _summary(llm: LLM, positions: _Positions, base: _Positions, divergence: list[int | None]) -> Quality:
     kl, shape = torch.cat(positions.kl), llm.kv_shape
-    perplexity = _perplexity(positions)
+    worse = (torch.cat(positions.nll) - torch.cat(base.nll)).double()
+    change = math.expm1(worse.mean().item())
+    error = worse.std().item() / math.sqrt(len(worse)) if len(worse) > 1 else 0.0
     return Quality(
         kv_cache_dtype=str(shape.dtype).removeprefix("torch."),
         kv_scales={0: "static", 4: "token"}[shape.scale_bytes] if shape.quantised else None,
@@ -164,7 +164,8 @@ def _summary(llm: LLM, positions: _Positions, base: float, divergence: list[int 
         kl_p99=kl.quantile(0.99).item(),
         kl_max=kl.max().item(),
         agreement=torch.cat(positions.agree).float().mean().item(),
-        perplexity=perplexity,
-        perplexity_change=perplexity / base - 1,
+        perplexity=math.exp(torch.cat(positions.nll).double().mean().item()),
+        perplexity_change=change,
+        perplexity_change_error=(1 + change) * error,
         divergence=divergence,
     )
