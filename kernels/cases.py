@@ -152,10 +152,11 @@ def all_cases() -> list[Case]:
 QUICK_DECODE = {
     "contiguous/bf16/d128", "paged-16/bf16/d128", "paged-256/bf16/d128", "contiguous/fp16/d128",
     "contiguous/bf16/d64", "contiguous/bf16/d256", "contiguous/bf16/d80", "paged-16/int8-token/d128",
-    "contiguous/fp8/d128", "contiguous/bf16/d128/group32",
+    "contiguous/fp8/d128", "contiguous/bf16/d128/group32", "paged-16/fp32/d128",
 }  # fmt: skip
 QUICK_PREFILL = {
     "contiguous/bf16/d128", "paged-16/bf16/d128", "contiguous/bf16/d64", "contiguous/bf16/d256",
     "contiguous/fp16/d128", "contiguous/int8-token/d128", "contiguous/bf16/d128/group7",
+    "contiguous/fp32/d64", "contiguous/fp32/d128", "paged-16/fp32/d128", "paged-16/fp32/d256",
 }  # fmt: skip
 """What a quick check compiles: each kind of kernel, and the shapes closest to their limits."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
 MINUS_INFINITY: tl.constexpr = tl.constexpr(float("-inf"))
 
@@ -40,20 +41,33 @@ def widen(x, dtype: tl.constexpr):
     return wide
 
 
+@triton.constexpr_function
+def transposes(rows):
+    """Whether a product of so many rows goes by wgmma (sm_90) or tcgen05 (sm_100 to sm_119)."""
+    return rows >= 64 and cuda_capability_geq(9, 0) and not cuda_capability_geq(12, 0)
+
+
 @triton.jit
-def widen_rows(x, dtype: tl.constexpr):
+def widen_rows(x, dtype: tl.constexpr, ROWS: tl.constexpr):
     """As `widen`, for a tile whose rows are its memory's order while a tensor core wants columns.
 
-    Left alone, the compiler would first move 8-bit elements into the tensor core's layout, one by one,
-    because they are half the bytes. Taken apart into pairs and put together again, which costs no
-    instruction, the tile is widened 16 bytes at a time where it was loaded, and moved with the instruction
-    made for 16-bit elements.
+    ROWS: query rows of the product. Left alone, the compiler loads or moves such a tile element by element.
+
+    8-bit    Elements would first be moved into the tensor core's layout, because they are half the bytes.
+             Taken apart into pairs and put together again, which costs no instruction, the tile is widened
+             16 bytes at a time where it was loaded, and moved with the instruction for 16-bit elements.
+    32-bit   wgmma and tcgen05, which take 64 rows or more, want tf32 transposed in shared memory, and the
+             copies from global memory would do that, 4 bytes each. An addition in between keeps them 16 bytes
+             wide, and the tile is transposed on its way through registers. In wide heads it also spares the
+             registers that mma.sync would hold V in.
     """
     if x.dtype.primitive_bitwidth == 8:
         quads = x.reshape(x.shape[0], x.shape[1] // 4, 2, 2).trans(0, 1, 3, 2)
         low, high = tl.split(quads)
         quads = tl.join(widen(low, dtype), widen(high, dtype)).trans(0, 1, 3, 2)
         wide = quads.reshape(x.shape[0], x.shape[1])
+    elif x.dtype.primitive_bitwidth == 32 and ROWS >= 32 and (x.shape[1] >= 256 or transposes(ROWS)):
+        wide = x + 0.0
     else:
         wide = x.to(dtype)
     return wide
@@ -86,7 +100,9 @@ def attend(q, k, v, acc, peak, mass, visible, qk_scale, k_scales, v_scales,
     mass = mass * decay + tl.sum(weights, 1)
     if TOKEN_SCALES:
         weights *= v_scales[None, :]
-    acc = tl.dot(weights.to(q.dtype), widen_rows(v, q.dtype), acc * decay[:, None], input_precision=PRECISION)
+    weights = weights.to(q.dtype)
+    wide = widen_rows(v, q.dtype, q.shape[0])
+    acc = tl.dot(weights, wide, acc * decay[:, None], input_precision=PRECISION)
     return acc, new_peak, mass
 
 

@@ -1,8 +1,8 @@
 """Tile shapes, warps and pipeline stages for each GPU generation, and the reason of each.
 
-Rows were chosen by compiling (`python -m vattn.kernels.aot --static`): no spills in any 16-bit or 8-bit
-kernel, 16-byte loads, and the deepest pipeline that leaves room for the rest. `block_d` is the head size
-rounded up to a power of two, `itemsize` the bytes of a stored element of K and V.
+Rows were chosen by compiling (`python -m vattn.kernels.aot --static`): no spills, 16-byte loads, and the
+deepest pipeline that leaves room for the rest. `block_d` is the head size rounded up to a power of two,
+`itemsize` the bytes of a stored element of K and V.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _SM80_PREFILL = {
     (128, 4): Tile(32, 32, 4, 2, why="64 rows spill: accumulator, scores and Q are all 4 bytes"),
     (256, 1): Tile(32, 32, 8, 2, why="as 16-bit"),
     (256, 2): Tile(32, 32, 8, 2, why="more rows spill: warps lie along the head, each holds all of Q"),
-    (256, 4): Tile(16, 16, 4, 2, why="more rows spill: warps lie along the head, each holds all of Q"),
+    (256, 4): Tile(32, 16, 4, 2, why="as 16-bit, half the keys"),
 }
 
 _SM90_PREFILL = {
@@ -83,7 +83,7 @@ _SM90_PREFILL = {
     (128, 4): Tile(128, 32, 8, 2, why="64 keys spill"),
     (256, 1): Tile(128, 16, 8, 2, why="32 keys spill with scales per token"),
     (256, 2): Tile(128, 32, 8, 3, tma=True, why="64 keys spill: the accumulator alone takes 128 registers"),
-    (256, 4): Tile(64, 16, 8, 2, why="half the rows and keys of 16-bit"),
+    (256, 4): Tile(32, 16, 4, 2, why="mma.sync, as sm_80: 64 rows, what wgmma takes, spill"),
 }
 
 _SM90_POINTERS = {
@@ -93,11 +93,15 @@ _SM90_POINTERS = {
     (256, 2): Tile(128, 32, 8, 3, why="as by TMA"),
 }
 
+_SM100_PREFILL = _SM90_PREFILL | {
+    (256, 4): Tile(64, 16, 8, 2, why="half the rows and keys of 16-bit"),
+}
+"""tcgen05 keeps the accumulator in tensor memory, yet Triton's loop passes it through registers to rescale
+it: the limits, and so the tiles, are those of sm_90, but for the widest."""
+
 SM80 = Architecture("sm_80", _DECODE, _SM80_PREFILL, {})
 SM90 = Architecture("sm_90", _DECODE, _SM90_PREFILL, _SM90_POINTERS)
-SM100 = Architecture("sm_100", _DECODE, _SM90_PREFILL, _SM90_POINTERS)
-"""tcgen05 keeps the accumulator in tensor memory, yet Triton's loop passes it through registers to rescale
-it: the limits, and so the tiles, are those of sm_90."""
+SM100 = Architecture("sm_100", _DECODE, _SM100_PREFILL, _SM90_POINTERS)
 
 
 def architecture(capability: int) -> Architecture:

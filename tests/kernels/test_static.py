@@ -22,6 +22,7 @@ from vattn.kernels import aot, cases, offline, sass
 from vattn.kernels.aot import Row
 
 ROOT = Path(__file__).parents[2]
+TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
 
 
 def missing_tools() -> list[str]:
@@ -65,21 +66,38 @@ def attention(rows: dict[str, Row]) -> Iterator[Row]:
     return (row for row in rows.values() if row.kernel in ("decode_kernel", "prefill_kernel"))
 
 
-def test_16_bit_kernels_do_not_spill(rows: dict[str, Row]) -> None:
+def test_float_kernels_do_not_spill(rows: dict[str, Row]) -> None:
     """Nor do 8-bit ones with the pinned Triton: see the recorded figures below."""
+    types = ("bf16", "fp16", "fp32") if TRITON >= (3, 7) else ("bf16", "fp16")
     for row in attention(rows):
-        if row.case.split("/")[2] in ("bf16", "fp16"):
+        if row.case.split("/")[2] in types:
             assert not row.spills and not row.stack, row.key
+
+
+def unexplained_words(row: Row, rows: dict[str, Row]) -> int:
+    """4-byte loads that are neither block numbers nor token scales: then they are elements of float32.
+
+    How often a program reads a block number differs by Triton; a 16-bit kernel shows how often at most.
+    """
+    words = row.loads.get("4", 0)
+    kind, where, types, _ = row.case.split("/")[:4]
+    if types.endswith("-token"):
+        return 0
+    if where.startswith("contiguous"):
+        return words
+    if types != "fp32":
+        return 0
+    like = find(rows, f"{kind}/{where}/bf16/d128", row.cc)
+    return max(0, words - like.loads["4"])
 
 
 def test_tiles_are_loaded_16_bytes_at_a_time(rows: dict[str, Row]) -> None:
     """Narrower are block numbers and token scales only, which are single words."""
     for row in attention(rows):
-        words = row.loads.get("4", 0)
         assert not row.narrow_loads, row.key
         assert row.tma or row.loads["16"], row.key
-        if "/contiguous" in row.case and "-token" not in row.case:
-            assert words == 0, f"{row.key} reads {words} single words"
+        words = unexplained_words(row, rows)
+        assert not words, f"{row.key} reads {words} single words"
 
 
 def test_loads_run_ahead_of_the_arithmetic(rows: dict[str, Row]) -> None:
@@ -91,7 +109,10 @@ def test_loads_run_ahead_of_the_arithmetic(rows: dict[str, Row]) -> None:
 def test_prefill_uses_the_tensor_cores_of_its_generation(rows: dict[str, Row], cc: int, kind: str) -> None:
     prefills = [r for r in rows.values() if r.kernel == "prefill_kernel" and r.cc == cc]
     assert prefills
-    assert {r.mma_kind for r in prefills} == {kind}
+    for row in prefills:
+        # The widest float32 heads leave no registers for the 64 rows that wgmma takes.
+        falls_back = cc == 90 and "/fp32/d256" in row.case
+        assert row.mma_kind == ("mma" if falls_back else kind), row.key
 
 
 @pytest.mark.parametrize("cc", [90, 100])
@@ -115,7 +136,7 @@ def test_contiguous_never_costs_more_than_paged(rows: dict[str, Row], cc: int) -
 def test_decode_bars(rows: dict[str, Row]) -> None:
     contiguous = find(rows, "decode/contiguous/bf16/d128", 90)
     assert contiguous.loop <= 270
-    if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7):  # 3.6 reads every block number 8 times
+    if TRITON >= (3, 7):  # 3.6 reads every block number 8 times
         paged = find(rows, "decode/paged-16/bf16/d128", 90)
         assert paged.loop <= 1.45 * contiguous.loop
 
@@ -144,8 +165,9 @@ def recorded() -> dict[str, Row]:
 def test_recorded_figures_are_complete_and_good(recorded: dict[str, Row]) -> None:
     names = {case.name for case in cases.all_cases()}
     assert {row.case for row in recorded.values()} == names, "record again: the list of kernels has changed"
-    assert not [r.key for r in recorded.values() if r.spills and "fp32" not in r.case]
+    assert not [r.key for r in recorded.values() if r.spills or r.stack]
     assert not [r.key for r in recorded.values() if r.narrow_loads]
+    assert not [r.key for r in attention(recorded) if unexplained_words(r, recorded)]
 
 
 def test_the_documentation_quotes_the_recorded_figures(recorded: dict[str, Row]) -> None:
