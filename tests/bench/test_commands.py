@@ -86,6 +86,7 @@ def test_throughput(tmp_path: Path) -> None:
     check_report(report, "throughput", ["static", "paged", "virtual"])
     assert report["arrivals"]["kind"] == "at-once" and report["goodput_slo"] is None
     assert "output tokens/s" in shown and "cannot tell the runs apart" in shown
+    assert report["conclusions"][0] == "All runs produced the same tokens."
     static, paged, _ = (run["repeats"][0]["metrics"] for run in report["runs"])
     assert static["kv_utilization"] < paged["kv_utilization"], "reserved space is waste"
 

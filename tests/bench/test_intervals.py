@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vattn.bench.conclusions import conclusions, ratio
+from vattn.bench.conclusions import conclusions, ratio, same_tokens
 from vattn.bench.intervals import interval
 
 
@@ -87,3 +87,12 @@ def test_many_comparisons_come_with_a_warning() -> None:
     sentences = conclusions(runs, ["output_throughput"])
     assert len(sentences) == 20, "all against the first, and the warning"
     assert "19 comparisons" in sentences[-1] and "by chance" in sentences[-1]
+
+
+def test_equal_tokens_are_said_to_be_equal() -> None:
+    assert same_tokens({"a": ["x", "x"]}) is None
+    assert same_tokens({"a": ["x", "x"], "b": ["x", "x"]}) == "All runs produced the same tokens."
+    differing = same_tokens({"a": ["x", "x"], "b": ["y", "y"], "c": ["x", "x"]})
+    assert differing == "Not all runs produced the same tokens; these did: a, c; b."
+    unstable = same_tokens({"a": ["x", "y"], "b": ["x", "y"]})
+    assert unstable == "The tokens of a, b differ from repeat to repeat."

@@ -62,6 +62,21 @@ def conclusions(runs: Mapping[str, Repeats], metrics: Sequence[str]) -> list[str
     return sentences
 
 
+def same_tokens(digests: Mapping[str, Sequence[str]]) -> str | None:
+    """Whether all runs produced the same tokens, so that they differ in cost alone; None for one run."""
+    if len(digests) < 2:
+        return None
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, found in digests.items():
+        groups.setdefault(tuple(found), []).append(name)
+    if len(groups) == 1 and len(set(next(iter(groups)))) == 1:
+        return "All runs produced the same tokens."
+    together = "; ".join(", ".join(names) for names in groups.values())
+    if len(groups) == 1:
+        return f"The tokens of {together} differ from repeat to repeat."
+    return f"Not all runs produced the same tokens; these did: {together}."
+
+
 def _too_few(found: Interval) -> str:
     return (
         f"{found.n} repeat{'s' * (found.n > 1)} cannot tell the runs apart: the widest interval covers "

@@ -142,6 +142,7 @@ class _Loop:
         timeline.finished_s = last if last is not None else self.target.clock() - self.start
         if finished.first_scheduled is not None:
             timeline.first_scheduled_s = finished.first_scheduled - self.start
+        timeline.token_ids = finished.token_ids
         timeline.cached_tokens = finished.cached_tokens
         timeline.preemptions = finished.preemptions
         timeline.finish_reason, timeline.error = finished.finish_reason, finished.error

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vattn.bench.conclusions import conclusions
+from vattn.bench.conclusions import conclusions, same_tokens
 from vattn.bench.environment import environment
 from vattn.bench.intervals import interval
 from vattn.errors import ConfigError
@@ -49,13 +49,15 @@ def finish(report: dict[str, Any], headlines: Sequence[str]) -> dict[str, Any]:
     """Add summaries and conclusions to a report whose runs are complete, and where it was made."""
     for run in report["runs"]:
         run["summary"] = summarize(run["repeats"])
+    digests = {run["name"]: [r["tokens_digest"] for r in run["repeats"]] for run in report["runs"]}
+    equal = same_tokens(digests)
     runs = {run["name"]: [repeat["metrics"] for repeat in run["repeats"]] for run in report["runs"]}
     return {
         "format": FORMAT,
         "kind": report["kind"],
         "environment": environment(),
         **{key: value for key, value in report.items() if key != "kind"},
-        "conclusions": conclusions(runs, headlines),
+        "conclusions": [*([equal] if equal else []), *conclusions(runs, headlines)],
     }
 
 

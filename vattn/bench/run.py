@@ -20,7 +20,7 @@ from vattn.bench.load import drive
 from vattn.bench.serving import serving_metrics
 from vattn.bench.slo import Slo
 from vattn.bench.target import System
-from vattn.bench.timeline import duration
+from vattn.bench.timeline import digest, duration
 from vattn.bench.workload import RandomWorkload, Workload, WorkloadRequest
 from vattn.errors import ConfigError
 
@@ -159,6 +159,7 @@ def _once(
         metrics |= inside.steps.metrics()
     return kv, {
         "duration_s": seconds,
+        "tokens_digest": digest(timelines),
         "metrics": metrics,
         "counters": inside.counters,
         "requests": [timeline.to_dict() for timeline in timelines],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,6 +26,8 @@ class Timeline:
     prompt_len: int
     token_times: list[list[float]] = field(default_factory=list)
     """For each output, when each of its tokens came."""
+    token_ids: list[int] = field(default_factory=list)
+    """Of its first output; not part of a report."""
     first_scheduled_s: float | None = None
     finished_s: float | None = None
     cached_tokens: int = 0
@@ -86,6 +89,12 @@ class Timeline:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)
+
+
+def digest(timelines: Sequence[Timeline]) -> str:
+    """Equal for runs that produced the same tokens for every request."""
+    tokens = [timeline.token_ids for timeline in timelines]
+    return hashlib.sha256(repr(tokens).encode()).hexdigest()[:16]
 
 
 def duration(timelines: Sequence[Timeline]) -> float:
