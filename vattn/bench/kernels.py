@@ -121,6 +121,8 @@ class _Step:
             places = inputs.slot_mapping.to(self._device)
             for layer in inputs.kv:
                 layer.flatten(1, 2)[:, places] = values.to(layer.dtype)
+            if inputs.scales is not None and inputs.scales.dim() == 5:
+                inputs.scales.flatten(2, 3)[:, :, places] = 1.0
             self._kv.submitted(None)
 
     @torch.inference_mode()

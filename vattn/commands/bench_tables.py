@@ -35,9 +35,7 @@ COUNTERS = ("preemptions", "recomputed_tokens", "prefix_hit_tokens", "rows_adopt
 def tables(report: Mapping[str, Any]) -> Iterator[Table]:
     """Speed and latency, memory, and what the driver did: a column per run."""
     runs = report["runs"]
-    speed = _table(
-        f"vattn bench {report['kind']}: medians of {report['repeats']} repeats \\[low - high]", runs
-    )
+    speed = _table(f"vattn bench {report['kind']}: {_repeats(report['repeats'])}", runs)
     for key, label in RATES:
         _row(speed, label, runs, key, lambda v: f"{v:,.1f}" if v >= 100 else f"{v:.2f}")
     for name in ("ttft", "tpot", "itl", "e2el"):
@@ -66,7 +64,7 @@ def kernel_table(report: Mapping[str, Any]) -> Table:
     )
     table.add_column("context", justify="right")
     for run in runs:
-        table.add_column(run["name"], justify="right")
+        table.add_column(run["name"], justify="right", overflow="fold")
     for points in zip(*(run["points"] for run in runs), strict=True):
         cells = []
         for point in points:
@@ -82,7 +80,7 @@ def _table(title: str, runs: list[dict[str, Any]]) -> Table:
     table = Table(title=title)
     table.add_column("")
     for run in runs:
-        table.add_column(run["name"], justify="right")
+        table.add_column(run["name"], justify="right", overflow="fold")
     return table
 
 
@@ -109,6 +107,10 @@ def _counted(table: Table, label: str, runs: list[dict[str, Any]], pick: Any) ->
         table.add_row(
             label, *("-" if v is None else f"{v:,.1f}" if isinstance(v, float) else f"{v:,}" for v in found)
         )
+
+
+def _repeats(n: int) -> str:
+    return "one repeat" if n == 1 else f"medians of {n} repeats \\[low - high]"
 
 
 def _of(counters: Mapping[str, Any], key: str, kind: str) -> int | None:
