@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from vattn.engine.detokenize import IncrementalDetokenizer, StopChecker
 from vattn.engine.request import Request, RequestStatus
 from vattn.engine.sampler import Sampler
 from vattn.engine.scheduler import Batch, Scheduler
+from vattn.engine.service import DEFAULT_SERVICE, Service
 from vattn.kv.base import KVCache
 from vattn.kv.factory import create_kv_cache
 from vattn.kv.layout import KVShape
@@ -36,6 +37,7 @@ class Traffic(NamedTuple):
     output: int
     arrives: int
     aborted_at: int | None
+    service: Service = DEFAULT_SERVICE
 
 
 traffic = st.lists(
@@ -45,6 +47,7 @@ traffic = st.lists(
         output=st.integers(1, 24),
         arrives=st.integers(0, 12),
         aborted_at=st.one_of(st.none(), st.integers(1, 30)),
+        service=st.just(DEFAULT_SERVICE),
     ),
     min_size=1,
     max_size=12,
@@ -78,16 +81,29 @@ def make_request(index: int, item: Traffic) -> Request:
         arrival=index,
         max_tokens=item.output,
         metrics=RequestMetrics(0.0),
+        service=item.service,
     )
 
 
 class Harness:
-    """The engine's step without a model: every sampled token is 7."""
+    """The engine's step without a model: every sampled token is 7.
 
-    def __init__(self, kind: str, budget_bytes: int, seqs: int, tokens: int) -> None:
+    `overlap`: a step's tokens are entered after the next one is scheduled. `options`: of the scheduler.
+    """
+
+    def __init__(
+        self, kind: str, budget_bytes: int, seqs: int, tokens: int, *, overlap: bool = False, **options: Any
+    ) -> None:
         self.kv = make_cache(kind, budget_bytes, seqs)
-        self.scheduler = Scheduler(self.kv, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+        self.scheduler = Scheduler(self.kv, max_num_seqs=seqs, max_num_batched_tokens=tokens, **options)
         self.requests: list[Request] = []
+        self.overlap = overlap
+        self.flight: list[Request] = []
+        """Whose tokens are on their way."""
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or any(not r.finished for r in self.flight)
 
     def add(self, item: Traffic) -> Request:
         self.requests.append(make_request(len(self.requests), item))
@@ -95,21 +111,28 @@ class Harness:
         return self.requests[-1]
 
     def step(self) -> Batch:
-        before = {r.request_id: r.status for r in self.requests}
+        before = list(self.scheduler.running)
+        decoding = [r for r in before if r.num_remaining == 1 and not r.ends_with_pending]
         batch = self.scheduler.schedule()
-        self.check_batch(batch, before)
+        self.check_batch(batch, before, decoding)
         if batch.items:
             self.kv.begin_step([item.chunk for item in batch.items])
         sampling = [item.request for item in batch.items if item.samples]
         for request, length in batch.items:
             request.num_computed += length
-        for request in sampling:
-            if request.append(7, None) is not None:
-                self.scheduler.finish(request)
+        for row, request in enumerate(sampling):
+            request.add_pending(row)
+        settled, self.flight = (self.flight, sampling) if self.overlap else (sampling, [])
+        for request in settled:
+            if not request.finished:
+                request.settle_pending()
+                if request.append(7, None) is not None:
+                    self.scheduler.finish(request)
         self.scheduler.check()
         return batch
 
-    def check_batch(self, batch: Batch, before: dict[str, RequestStatus]) -> None:
+    def check_batch(self, batch: Batch, before: list[Request], decoding: list[Request]) -> None:
+        """What holds for every step: `before` were running, `decoding` had one token to compute."""
         self.scheduler.check()
         assert not batch.starved, "a request that fits alone always gets its memory"
         assert batch.num_tokens <= self.scheduler.max_num_batched_tokens
@@ -118,14 +141,23 @@ class Harness:
         lengths = [item.length for item in batch.items]
         assert all(n > 0 for n in lengths)
         # Who streams already gets a token in every step, whatever prompts are about.
-        for request in self.scheduler.running:
-            if request.num_remaining == 1:
-                assert request.request_id in ids, "a decode was left out"
-        # Nobody yields to a younger one: every running request is older than every victim.
-        for victim in batch.preempted:
-            assert before[victim.request.request_id] is RequestStatus.RUNNING
-            assert all(r.arrival < victim.request.arrival for r in self.scheduler.running)
-        if self.scheduler.has_work:
+        given = {item.request: item.length for item in batch.items}
+        victims = [victim.request for victim in batch.preempted]
+        for request in decoding:
+            assert request in victims or given[request] == 1, "a decode was left out"
+        admitted = {entry.request for entry in batch.admitted}
+        assert all(victim in before or victim in admitted for victim in victims)
+        # The most urgent request that runs is never preempted: it finishes, then the next one does.
+        for victim in victims:
+            assert self.scheduler.running[0].rank < victim.rank
+        for victim, reason, by in batch.preempted:
+            if reason == "share":
+                assert victim.service.tenant != by.service.tenant
+                assert any(r.service.tenant == victim.service.tenant for r in self.scheduler.running)
+        if len({request.service.tenant for request in self.requests}) == 1:
+            # Nobody yields to a less urgent one: every running request goes before every victim.
+            assert all(r.rank < victim.rank for victim in victims for r in self.scheduler.running)
+        if self.scheduler.has_work and not self.overlap:
             assert batch.items, "work is waiting and nothing runs"
 
 

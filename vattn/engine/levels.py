@@ -34,6 +34,15 @@ def level(running: Sequence[Request], tenant: str, weights: Mapping[str, float])
     return held / weights.get(tenant, 1.0)
 
 
+def levels(running: Sequence[Request], weights: Mapping[str, float]) -> dict[str, float]:
+    """The levels of all tenants that have running requests."""
+    held: dict[str, float] = {}
+    for request in running:
+        tenant = request.service.tenant
+        held[tenant] = held.get(tenant, 0.0) + request.num_tokens / weights.get(tenant, 1.0)
+    return held
+
+
 def first_to_yield(running: Sequence[Request], weights: Mapping[str, float]) -> Candidate:
     """The highest of `running` (not empty, by rank); of equals the least urgent.
 

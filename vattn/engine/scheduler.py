@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from vattn.engine.levels import entitled, first_to_yield, level, others_run
+from vattn.engine.levels import entitled, first_to_yield, level, levels, others_run
 from vattn.engine.policy import FirstComeFirstServed, Policy
 from vattn.engine.request import Request, RequestStatus
 from vattn.engine.turns import FairTurns
@@ -31,6 +31,9 @@ from vattn.engine.waiting import WaitingRequests
 from vattn.kv.base import Chunk, KVCache
 
 PreemptReason = Literal["memory", "share"]
+
+QUANTUM_STEPS = 4
+"""A tenant's turn lasts so many steps at most: a prompt no longer than that is served in one go."""
 
 
 class Scheduled(NamedTuple):
@@ -122,8 +125,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.policy = policy or FirstComeFirstServed()
-        # A quantum is a whole step: a prompt that fits one is not cut for the sake of fairness.
-        self.turns = FairTurns(weights or {}, max_num_batched_tokens)
+        self.turns = FairTurns(weights or {}, QUANTUM_STEPS * max_num_batched_tokens)
         self.waiting = WaitingRequests()
         self.running: list[Request] = []
         """By rank."""
@@ -218,7 +220,7 @@ class Scheduler:
             ready = self._ready(plan)
             if not ready:
                 return
-            tenant = self.turns.turn({name: request.rank for name, request in ready.items()})
+            tenant = self.turns.turn(self._in_order(ready))
             request = ready[tenant]
             if request.status is RequestStatus.WAITING and not self._admit(tenant, plan):
                 continue
@@ -237,6 +239,13 @@ class Scheduler:
             if tenant not in ready or head.rank < ready[tenant].rank:
                 ready[tenant] = head
         return ready
+
+    def _in_order(self, ready: Mapping[str, Request]) -> list[str]:
+        """Who holds least goes first in a round: a light tenant does not wait for a heavy one's turn."""
+        if len(ready) == 1:
+            return list(ready)
+        held = levels(self.running, self.turns.weights)
+        return sorted(ready, key=lambda tenant: (held.get(tenant, 0.0), ready[tenant].rank))
 
     def _give(self, request: Request, tokens: int, plan: _Plan) -> None:
         plan.lengths[request] = plan.lengths.get(request, 0) + tokens

@@ -9,15 +9,12 @@ of a busy one each tenant gets its share, however much the others send.
     of 512    b |===|. . .|         has nothing more to run: its credit is not carried over
               c |=========|==>      decoded past its quantum: owes that
 
-Within a round the most credit goes first, so a tenant that has used little need not wait for one that
-has used much; RFC 8290 serves sparse flows first for the same reason.
+Within a round the caller says who goes first: it makes no difference to shares, much to waiting times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from vattn.engine.request import Rank
+from collections.abc import Mapping, Sequence
 
 
 class FairTurns:
@@ -49,20 +46,16 @@ class FairTurns:
         # More than one quantum nobody owes: long decodes on an idle machine have harmed no one.
         self._set(tenant, min(max(used, 0), 2 * self.quantum(tenant)))
 
-    def turn(self, ready: Mapping[str, Rank]) -> str:
-        """Whose turn it is among tenants with something to run (not empty): one with credit.
+    def turn(self, ready: Sequence[str]) -> str:
+        """Whose turn it is: the first of those with something to run (not empty) that has credit left.
 
-        `ready` has the rank of each one's next request. Most credit goes first (in parts of the quantum),
-        then the most urgent request.
+        The order is free within a round: everybody gets a turn in it.
         """
         while True:
-            tenant = min(ready, key=lambda t: self._order(t, ready[t]))
-            if self.credit(tenant) > 0:
-                return tenant
+            for tenant in ready:
+                if self.credit(tenant) > 0:
+                    return tenant
             self._next_round()
-
-    def _order(self, tenant: str, rank: Rank) -> tuple[float, Rank]:
-        return (-self.credit(tenant) / self.quantum(tenant), rank)
 
     def _next_round(self) -> None:
         for tenant, used in list(self._used.items()):
