@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from vattn.hf import VirtualCache
     from vattn.llm import LLM
     from vattn.outputs import CompletionOutput, RequestOutput
-    from vattn.params import SamplingParams
+    from vattn.params import BeamSearchParams, SamplingParams
     from vattn.vmm.growable import GrowableTensor
 
 __version__ = "0.1.0"
 
 # Loaded when first used: `import vattn` and `vattn --help` must not wait for torch.
 _HOME = {
+    "BeamSearchParams": "vattn.params",
     "CompletionOutput": "vattn.outputs",
     "GrowableTensor": "vattn.vmm.growable",
     "KVCacheConfig": "vattn.config",
@@ -34,6 +35,7 @@ _HOME = {
 
 __all__ = [
     "LLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "GrowableTensor",
     "KVCacheConfig",

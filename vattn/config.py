@@ -46,6 +46,9 @@ class KVCacheConfig:
       waits while the device computes; on CPU the thread would take a core from the kernels.
     - `dtype`: what keys and values are stored as: `"auto"` is the model's dtype; `"fp8_e4m3"` and
       `"int8"` take one byte a number (docs/quantisation.md).
+    - `prefix_caching`: keep computed prompts for later requests that begin alike. None: where the backend
+      can (`static` can't).
+    - `swap_space_bytes`: host memory for the KV of preempted requests; 0: they are computed again.
     - `scales`: of a quantised cache: `"token"`, one per token and head, computed as tokens come; or
       `KVRanges`, static ones per head (also given as a file, or a mapping with "k" and "v").
     """
@@ -59,6 +62,8 @@ class KVCacheConfig:
     background_mapping: bool | None = None
     dtype: KVDtype = "auto"
     scales: Literal["token"] | KVRanges = "token"
+    prefix_caching: bool | None = None
+    swap_space_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
@@ -74,12 +79,29 @@ class KVCacheConfig:
         share = self.gpu_memory_utilization
         if not isinstance(share, (int, float)) or not math.isfinite(share) or not 0 < share <= 1:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {share!r}")
+        if self.prefix_caching not in (True, False, None):
+            raise ConfigError(
+                f"enable_prefix_caching must be True, False or None, got {self.prefix_caching!r}"
+            )
+        if self.prefix_caching and self.backend == "static":
+            raise ConfigError(
+                "kv_backend='static' can't share prefixes: every request has memory of its own; "
+                "use 'virtual' or 'paged', or leave enable_prefix_caching out"
+            )
+        swap = self.swap_space_bytes
+        if isinstance(swap, bool) or not isinstance(swap, int) or swap < 0:
+            raise ConfigError(f"swap_space_bytes must be a whole number of at least 0, got {swap!r}")
         if self.scales != "token":
             object.__setattr__(self, "scales", KVRanges.of(self.scales))
             if self.dtype == "auto":
                 raise ConfigError(
                     "kv_scales are of a quantised cache: set kv_cache_dtype to 'int8' or 'fp8_e4m3'"
                 )
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether a cache of this kind keeps prefixes."""
+        return self.backend != "static" and self.prefix_caching is not False
 
     def shape(self, spec: ModelSpec) -> KVShape:
         """The KV of one token of a model. Raises ConfigError where static scales are of another model."""

@@ -30,7 +30,7 @@ from vattn.metrics import EngineMetrics
 from vattn.models.attention import register_attention
 from vattn.models.loader import LoadedModel, load_model
 from vattn.outputs import RequestOutput
-from vattn.params import SamplingParams
+from vattn.params import BeamSearchParams, SamplingParams
 from vattn.prompts import Prompt, TokenizedPrompt, as_prompts, tokenize
 from vattn.stream import OutputStream
 from vattn.vmm.driver import Driver, open_driver
@@ -49,7 +49,10 @@ class LLM:
         kv_backend: `"virtual"`, `"paged"` or `"static"`: who maps the KV cache.
         kv_layout: `"interleaved"`, `"per_layer"` or `"auto"`; of `virtual` and `static`.
         page_bytes: physical page of `virtual`; a multiple of the driver's granularity.
-        block_size: tokens in a block of `paged`.
+        block_size: tokens in a block of `paged`, and the unit in which prefixes are compared.
+        enable_prefix_caching: keep what was computed for later requests that begin alike; it gives way
+            before anybody is preempted. Default: where the backend can (`static` can't).
+        swap_space_bytes: host memory to which preempted requests are copied; 0: they are computed again.
         kv_cache_dtype: `"auto"` (the model's), `"int8"` or `"fp8_e4m3"`: one byte a number.
         kv_scales: of a quantised cache: `"token"`, one per token and head, or static ones per head, from
             `vattn.quality.calibrate`: a file, a mapping, or `KVRanges`.
@@ -93,6 +96,8 @@ class LLM:
         block_size: int = 16,
         kv_cache_dtype: KVDtype = "auto",
         kv_scales: str | Path | Mapping[str, Any] | KVRanges = "token",
+        enable_prefix_caching: bool | None = None,
+        swap_space_bytes: int = 0,
         attention: str = "auto",
         device: str = "auto",
         dtype: str | torch.dtype = "auto",
@@ -124,6 +129,8 @@ class LLM:
             background_mapping=background_mapping,
             dtype=kv_cache_dtype,
             scales=kv_scales,  # type: ignore[arg-type]
+            prefix_caching=enable_prefix_caching,
+            swap_space_bytes=swap_space_bytes,
         )
         self.scheduler_config = SchedulerConfig(
             max_num_seqs,
@@ -188,6 +195,7 @@ class LLM:
                 model_len=spec.max_model_len,
                 max_num_seqs=max_num_seqs,
                 activations=self._activations(),
+                fingerprint=self.loaded.fingerprint,
             )
             self.max_model_len = self._kv.capacity_tokens if max_model_len is None else max_model_len
             if trace is not None:
@@ -269,6 +277,27 @@ class LLM:
             prompts, params, Service.each(len(prompts), priority, tenant, timeout_s), use_tqdm
         )
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        priority: int | Sequence[int] = 0,
+        tenant: str | Sequence[str] = DEFAULT_TENANT,
+        timeout_s: float | Sequence[float | None] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """The `beam_width` best texts for every prompt, best first, as `outputs` with their `score`.
+
+        Beams share the KV of the text they have in common. Results are those of transformers'
+        `generate(num_beams=…)`. The other arguments are those of `generate`.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"beam_search takes BeamSearchParams, not {type(params).__name__}")
+        tokenized = [self._tokenize(p) for p in as_prompts(prompts)]
+        services = Service.each(len(tokenized), priority, tenant, timeout_s)
+        return self._complete(tokenized, params, services, use_tqdm)
+
     def stream(
         self,
         prompt: Prompt,
@@ -309,6 +338,11 @@ class LLM:
         """Counters since this engine started; a copy."""
         with self._exclusive():
             return replace(self.engine.metrics, kv_stats=self._kv.stats())
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; needed when the model's weights change in place."""
+        with self._exclusive():
+            self._kv.reset_prefix_cache()
 
     def describe_kv(self) -> dict[str, str | int]:
         """How KV memory is laid out: layout, page or block size and their number; what it stores."""
@@ -411,14 +445,14 @@ class LLM:
     def _add(
         self,
         prompts: Sequence[TokenizedPrompt],
-        params: Sequence[SamplingParams],
+        params: Sequence[SamplingParams | BeamSearchParams],
         services: Sequence[Service],
         *,
         stream: bool = False,
     ) -> list[str]:
         """Accept all of the prompts, or none."""
         for p in params:
-            if not isinstance(p, SamplingParams):
+            if not isinstance(p, (SamplingParams, BeamSearchParams)):
                 raise RequestError(f"sampling parameters are SamplingParams, not {type(p).__name__}: {p!r}")
         if len(params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts came with {len(params)} sampling parameters")
@@ -432,7 +466,13 @@ class LLM:
             for prompt, p, service in zip(prompts, params, services, strict=True):
                 request_id = str(next(self._ids))
                 self.engine.add_request(
-                    request_id, prompt.token_ids, p, prompt=prompt.text, stream=stream, service=service
+                    request_id,
+                    prompt.token_ids,
+                    p,
+                    prompt=prompt.text,
+                    stream=stream,
+                    service=service,
+                    cache_salt=prompt.cache_salt,
                 )
                 self._mailboxes[request_id] = deque()
                 added.append(request_id)
@@ -464,10 +504,11 @@ class LLM:
     def _complete(
         self,
         prompts: Sequence[TokenizedPrompt],
-        params: SamplingParams | Sequence[SamplingParams],
+        params: SamplingParams | BeamSearchParams | Sequence[SamplingParams],
         services: Sequence[Service],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
+        each: list[SamplingParams | BeamSearchParams]
         if isinstance(params, Sequence) and not isinstance(params, str):
             each = list(params)
         else:

@@ -41,6 +41,8 @@ class RequestMetrics:
     """Prompt tokens whose K and V were found in the prefix cache, counted once, at admission."""
     num_preemptions: int = 0
     """How often it gave its memory back and started over."""
+    num_branches: int = 1
+    """Outputs that were generated side by side: of `n`, `best_of` or a beam search."""
 
     @property
     def queue_time(self) -> float | None:
@@ -56,11 +58,13 @@ class RequestMetrics:
     def tpot(self) -> float | None:
         """Time per output token: seconds per token after the first. None with fewer than two tokens.
 
+        Of several branches, per token of one of them: they run side by side.
         Of an aborted request it includes the time it waited for the abort."""
         decode = _between(self.first_token_time, self.finished_time)
-        if decode is None or self.num_output_tokens < 2:
+        length = self.num_output_tokens / self.num_branches
+        if decode is None or length < 2:
             return None
-        return decode / (self.num_output_tokens - 1)
+        return decode / (length - 1)
 
     @property
     def e2e_latency(self) -> float | None:
@@ -91,6 +95,8 @@ class CompletionOutput:
     while running."""
     stop_reason: int | str | None = None
     """The stop token or stop string that ended the output; None for EOS and the other reasons."""
+    score: float | None = None
+    """Of a beam search: cumulative log-probability / length ** length_penalty; best first."""
 
     @property
     def finished(self) -> bool:

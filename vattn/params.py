@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 from vattn.errors import RequestError
 
@@ -33,7 +33,10 @@ class SamplingParams:
     """
 
     n: int = 1
-    """Outputs to return for the prompt, at least 1."""
+    """Outputs to return for the prompt, at least 1. The prompt is computed once; its KV is shared."""
+    best_of: int | None = None
+    """Outputs to generate, at least n; the n with the highest cumulative log-probability are returned, best
+    first. None = n."""
     presence_penalty: float = 0.0
     """Subtracted from the logit of every token already in the output. In [-2, 2]."""
     frequency_penalty: float = 0.0
@@ -85,6 +88,8 @@ class SamplingParams:
             object.__setattr__(self, name, value)
 
         put("n", _integer("n", self.n, 1))
+        if self.best_of is not None:
+            put("best_of", _integer("best_of", self.best_of, self.n, hint=f" (n={self.n})"))
         for name, low, high in (
             ("presence_penalty", -2.0, 2.0),
             ("frequency_penalty", -2.0, 2.0),
@@ -126,6 +131,11 @@ class SamplingParams:
             put("logit_bias", _bias(self.logit_bias))
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need text: set detokenize=True, or use stop_token_ids")
+
+    @property
+    def branches(self) -> int:
+        """Outputs that are generated for the prompt."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def greedy(self) -> bool:
@@ -174,7 +184,44 @@ class SamplingParams:
                 )
 
 
+@dataclass(frozen=True, slots=True)
+class BeamSearchParams:
+    """How to search with beams; results are those of transformers' `generate(num_beams=…)`.
+
+    Raises `RequestError` for values that are not allowed.
+    """
+
+    beam_width: int
+    """Texts kept at every step, at least 1; also how many are returned."""
+    max_tokens: int = 16
+    """Output tokens at most, at least 1."""
+    length_penalty: float = 1.0
+    """A text's score is its log-probability / length ** this: above 0 favours long texts."""
+    early_stopping: bool | Literal["never"] = False
+    """True: stop with `beam_width` ended texts. False: also when the best beam, at its present length, can't
+    beat the worst of them. "never": only when it can't at any length."""
+    temperature: float = 0.0
+    """Divides the logits before probabilities are taken; 0 = 1, the model's own."""
+    ignore_eos: bool = False
+    """Continue past EOS."""
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        put("beam_width", _integer("beam_width", self.beam_width, 1))
+        put("max_tokens", _integer("max_tokens", self.max_tokens, 1))
+        put("length_penalty", _number("length_penalty", self.length_penalty, -math.inf, math.inf))
+        put("temperature", _number("temperature", self.temperature, 0.0, math.inf))
+        if self.early_stopping not in (True, False, "never"):
+            raise RequestError(f"early_stopping must be True, False or 'never', got {self.early_stopping!r}")
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos must be True or False, got {self.ignore_eos!r}")
+
+
 def _allowed(low: float, high: float, open_: bool = False) -> str:
+    if low == -math.inf:
+        return "a finite number"
     if high == math.inf:
         return f"a finite number above {low:g}" if open_ else f"a finite number of at least {low:g}"
     return f"in {'(' if open_ else '['}{low:g}, {high:g}]"

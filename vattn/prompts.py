@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, SupportsIndex, TypedDict
+from typing import Any, NamedTuple, NotRequired, SupportsIndex, TypedDict
 
 from vattn.errors import RequestError
 
@@ -13,12 +13,14 @@ class TextPrompt(TypedDict):
     """A prompt as text."""
 
     prompt: str
+    cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
     """A prompt as token ids."""
 
     prompt_token_ids: list[int]
+    cache_salt: NotRequired[str]
 
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
@@ -27,6 +29,8 @@ Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 class TokenizedPrompt(NamedTuple):
     text: str | None
     token_ids: list[int]
+    cache_salt: str = ""
+    """Cached prefixes are shared among requests of one salt."""
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -42,8 +46,12 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def tokenize(prompt: Prompt, tokenizer: Any | None) -> TokenizedPrompt:
     """Turn a prompt into token ids. Raises RequestError for anything that is not a prompt."""
     text: str | None = None
+    salt: Any = ""
     ids: Any = prompt
     if isinstance(prompt, Mapping):
+        salt = prompt.get("cache_salt", "")
+        if not isinstance(salt, str):
+            raise RequestError(f"'cache_salt' is text, not {type(salt).__name__}")
         keys = set(prompt) & {"prompt", "prompt_token_ids"}
         if not keys:
             raise RequestError(
@@ -64,7 +72,7 @@ def tokenize(prompt: Prompt, tokenizer: Any | None) -> TokenizedPrompt:
     for position, token in enumerate(items):
         if isinstance(token, bool) or not isinstance(token, SupportsIndex):
             raise RequestError(f"prompt token {position} is {token!r}: token ids are whole numbers")
-    return TokenizedPrompt(text, [operator.index(token) for token in items])
+    return TokenizedPrompt(text, [operator.index(token) for token in items], salt)
 
 
 def _as_list(prompt: Any) -> list[Any]:

@@ -173,7 +173,8 @@ def test_metrics_tell_what_happened() -> None:
 
 @backends
 def test_similar_requests_make_no_driver_call_after_the_first(backend: str) -> None:
-    with make_llm(NAME, backend, max_model_len=96) as llm:
+    caching = None if backend.startswith("static") else False  # cached prompts keep their pages
+    with make_llm(NAME, backend, max_model_len=96, enable_prefix_caching=caching) as llm:
         llm.generate([[3] * 30] * 4, GREEDY, use_tqdm=False)
         before = llm.metrics().kv_stats
         llm.generate([[4] * 29, [5] * 30, [6] * 25, [7] * 28], GREEDY, use_tqdm=False)

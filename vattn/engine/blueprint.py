@@ -70,12 +70,15 @@ def rebuild_cache(header: dict[str, Any]) -> tuple[KVCache, AccountingDriver]:
     try:
         kv = header["kv"]
         shape = KVShape(**{**kv["shape"], "dtype": getattr(torch, kv["shape"]["dtype"])})
-        names = ("backend", "layout", "page_bytes", "block_size", "memory_bytes")
+        names = ("backend", "layout", "page_bytes", "block_size", "memory_bytes", "prefix_caching")
         options = {name: kv[name] for name in names}
         lengths = {"max_model_len": kv["max_model_len"], "model_len": kv["model_len"]}
         driver = AccountingDriver(kv["granularity"], budget=1 << 60)
         config = KVCacheConfig(**options, background_mapping=False)
-        return create_kv_cache(config, shape, driver, **lengths, max_num_seqs=kv["max_num_seqs"]), driver
+        cache = create_kv_cache(
+            config, shape, driver, **lengths, max_num_seqs=kv["max_num_seqs"], fingerprint="replayed"
+        )
+        return cache, driver
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"the log's header does not describe a KV cache we know: {error}") from error
 
@@ -103,6 +106,7 @@ def _describe_cache(
         "page_bytes": made.get("page_bytes"),
         "block_size": config.block_size,
         "memory_bytes": memory,
+        "prefix_caching": kv.shares_prefixes if config.backend != "static" else None,
         "granularity": granularity,
         "max_model_len": max_model_len,
         "model_len": model_len,

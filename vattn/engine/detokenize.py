@@ -55,6 +55,10 @@ class TokenText:
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of an output, without special tokens and what has no text."""
+        return self.decode([t for t in token_ids if t < self.size], skip_special_tokens=True)
+
     def token(self, token_id: int) -> str:
         """The text of one token by itself."""
         text = self._texts.get(token_id)

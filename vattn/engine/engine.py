@@ -12,27 +12,32 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from vattn.attention.factory import create_attention
 from vattn.config import SchedulerConfig
+from vattn.engine.beam import Candidate
 from vattn.engine.blueprint import create_scheduler
 from vattn.engine.deadlines import Deadlines
-from vattn.engine.detokenize import Finish, IncrementalDetokenizer, StopChecker, TokenText
+from vattn.engine.detokenize import Finish
 from vattn.engine.events import EventLog
 from vattn.engine.graphs import create_graphs
+from vattn.engine.groups import BeamGroup, Group, ParallelGroup
+from vattn.engine.intake import Intake
 from vattn.engine.pipeline import InFlight, Pipeline
 from vattn.engine.request import Request
 from vattn.engine.runner import Runner
 from vattn.engine.sampler import Sampler, sampling_failure
 from vattn.engine.scheduler import Batch
 from vattn.engine.service import DEFAULT_SERVICE, Service
-from vattn.errors import CapacityError, QueueFull, RequestError
+from vattn.errors import QueueFull, RequestError
 from vattn.interrupts import interrupts_held
 from vattn.kv.base import KVCache
 from vattn.metrics import EngineMetrics
 from vattn.models.loader import LoadedModel
-from vattn.outputs import RequestMetrics, RequestOutput
-from vattn.params import SamplingParams
+from vattn.outputs import FinishReason, RequestOutput
+from vattn.params import BeamSearchParams, SamplingParams
+from vattn.vmm.driver import DriverError
 
 
 class Engine:
@@ -77,32 +82,14 @@ class Engine:
         self._ready: list[RequestOutput] = []
         """Outputs not handed out yet: what a step settled before it failed is reported by the next."""
         self._requests: dict[str, Request] = {}
+        """By the user's id; of a group, its leader."""
         self._deadlines = Deadlines()
-        self._arrivals = 0
-        self._vocabulary = None if loaded.tokenizer is None else TokenText(loaded.tokenizer)
+        self._intake = Intake(loaded, self.sampler, max_model_len, shares_prefixes=kv.shares_prefixes)
 
     # ------------------------------------------------------------------ requests come and go
-    def validate(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
+    def validate(self, prompt_token_ids: list[int], params: SamplingParams | BeamSearchParams) -> None:
         """Raise RequestError or CapacityError if the engine can't serve this; nothing is changed."""
-        length = len(prompt_token_ids)
-        if not length:
-            raise RequestError("the prompt is empty: it needs at least one token")
-        vocab_size = self.loaded.spec.vocab_size
-        for position, token in enumerate(prompt_token_ids):
-            if not 0 <= token < vocab_size:
-                raise RequestError(
-                    f"prompt token {position} is {token}: the model's vocabulary is 0 to {vocab_size - 1}"
-                )
-        if self._vocabulary is None and (params.stop_strings or params.bad_words):
-            raise RequestError("stop strings and bad_words need a tokenizer; the model came without one")
-        params.verify(vocab_size, self._bad_words(params))
-        if params.n != 1:
-            raise RequestError(f"n={params.n}: this engine returns one output per request")
-        if length >= self.max_model_len:
-            raise CapacityError(
-                f"the prompt has {length:,} tokens; with at least one output token it must fit "
-                f"max_model_len={self.max_model_len:,}"
-            )
+        self._intake.validate(prompt_token_ids, params)
 
     def make_room(self, services: Sequence[Service]) -> None:
         """Raise QueueFull unless requests on these terms may all be added; nothing is changed."""
@@ -122,57 +109,46 @@ class Engine:
         self,
         request_id: str,
         prompt_token_ids: list[int],
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         *,
         prompt: str | None = None,
         stream: bool = False,
         service: Service = DEFAULT_SERVICE,
+        cache_salt: str = "",
     ) -> str:
         """Queue a request; returns its id. `stream`: `step` reports it after each token, not only at the end.
 
+        `cache_salt`: it shares cached prefixes with requests of the same salt only.
         Raises RequestError or CapacityError (QueueFull: too many wait), and changes nothing, if it is
         refused.
         """
-        if request_id in self._requests:
+        if self.knows(request_id):
             raise RequestError(f"request id {request_id!r} is in use")
         self.validate(prompt_token_ids, params)
         self.make_room([service])
-        room = self.max_model_len - len(prompt_token_ids)
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        outputs: list[int] = []
-        request = Request(
-            request_id=request_id,
-            prompt=prompt,
-            prompt_token_ids=list(prompt_token_ids),
-            output_token_ids=outputs,
-            params=params,
-            sampling=self.sampler.new_state(
-                params, prompt_token_ids, outputs, bad_words=self._bad_words(params)
-            ),
-            stop=StopChecker(
-                params,
-                IncrementalDetokenizer(self._vocabulary, params, prompt_token_ids),
-                max_tokens=max_tokens,
-                eos_token_ids=self.loaded.eos_token_ids,
-            ),
-            arrival=self._arrivals,
-            max_tokens=max_tokens,
-            metrics=RequestMetrics(time.perf_counter(), num_prompt_tokens=len(prompt_token_ids)),
-            stream=stream,
-            service=service,
-        )
-        self._arrivals += 1
-        self._requests[request_id] = request
-        self.scheduler.add(request)
+        asked: dict[str, Any] = {"prompt": prompt, "service": service, "cache_salt": cache_salt}
+        if isinstance(params, BeamSearchParams):
+            group: Group = self._intake.beams(request_id, prompt_token_ids, params, **asked)
+            members = [group.leader]
+        elif params.branches > 1:
+            group = self._intake.parallel(request_id, prompt_token_ids, params, stream=stream, **asked)
+            members = group.branches
+        else:
+            members = [self._intake.request(request_id, prompt_token_ids, params, stream=stream, **asked)]
+        self._requests[request_id] = members[0]
+        self.scheduler.add(members[0])
+        for member in members[1:]:
+            member.rank = (members[0].rank[0], member.arrival)
         if service.timeout_s is not None:
-            self._deadlines.add(request, request.metrics.arrival_time + service.timeout_s)
-        self.trace.arrive(request)
+            for member in members:
+                self._deadlines.add(member, members[0].metrics.arrival_time + service.timeout_s)
+        self.trace.arrive(members[0])
         return request_id
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; its last output, or None if it is not (or no longer) here."""
         request = self._requests.get(request_id)
-        return None if request is None else self._finish(request, request.stop.abort())
+        return None if request is None else self._end(request, "abort")
 
     def abort_all(self) -> None:
         for request_id in list(self._requests):
@@ -202,7 +178,7 @@ class Engine:
                 flight = None
             batch = self._schedule()
             for request in batch.starved:
-                self._ready.append(self._fail(request, _out_of_memory(request)))
+                self._fail(request, _out_of_memory(request))
             launched = self._launch(batch, flight) if batch.items else None
             self._flight = launched if self.overlap else None
             for settled in (flight, None if self.overlap else launched):
@@ -214,9 +190,10 @@ class Engine:
     def _expire(self) -> None:
         """End the requests whose time is up."""
         for request in self._deadlines.expired(time.perf_counter()):
-            request.stop.abort()
+            if request.finished:
+                continue  # with another one of its group
             self.metrics.timed_out_requests += 1
-            self._ready.append(self._finish(request, Finish("timeout")))
+            self._ready.append(self._end(request, "timeout"))
 
     def _schedule(self) -> Batch:
         try:
@@ -240,38 +217,115 @@ class Engine:
         news = self.pipeline.settle(flight)
         self.trace.tokens(news)
         for request, token, logprobs in news:
+            if request.finished:
+                continue  # with another one of its group
             failure = sampling_failure(token)
             if failure is not None:
-                self._ready.append(self._fail(request, failure))
+                self._fail(request, failure)
                 continue
             if request.metrics.first_token_time is None:
                 request.metrics.first_token_time = now
             self.metrics.output_tokens += 1
+            if isinstance(request.group, BeamGroup):
+                self._deliver(request, request.group, flight.beams[request])
+                continue
+            if request.group is not None:
+                request.group.prompt_computed(request, self)
             finish = request.append(token, logprobs)
             if finish is not None:
-                self._ready.append(self._finish(request, finish))
+                self._finish(request, finish)
             elif request.stream:
                 self._ready.append(self._report(request))
 
-    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
-        return self._vocabulary.bad_words(params.bad_words or ()) if self._vocabulary else []
+    # ------------------------------------------------------------------ groups
+    def fork(self, parent: Request, child: Request, tokens: int) -> None:
+        """Let a child begin with the first `tokens` tokens of its parent, or wait."""
+        try:
+            placed = self.scheduler.fork(parent, child, tokens)
+        except DriverError:  # it waits, and computes its text by itself
+            placed = False
+        self.trace.fork(parent, child, tokens, tokens if placed else 0)
 
+    def drop(self, request: Request) -> None:
+        """Forget a beam and its memory."""
+        self.scheduler.finish(request)
+        self.trace.drop(request)
+
+    def extend(self, request: Request, token: int) -> None:
+        """Give a beam its next token, and a place in the queue if it has none."""
+        request.append(token, None)
+        self.scheduler.resume(request)
+        self.trace.extend(request, token)
+
+    def heir(self, parent: Request, place: int, token: int) -> Request:
+        """A new beam of its parent's group, with its parent's text and one token more."""
+        assert parent.group is not None
+        return self._intake.heir(parent, parent.group.leader, place, token)
+
+    def _deliver(self, beam: Request, group: BeamGroup, candidates: list[Candidate]) -> None:
+        group.deliver(beam, candidates, self)
+        if group.search.done:
+            self._ready.append(self._end(group.leader, "length"))
+
+    # ------------------------------------------------------------------ the end
     def _report(self, request: Request) -> RequestOutput:
-        return request.output(self._vocabulary.annotate if self._vocabulary is not None else None)
+        """A request, with the others of its group, as it stands."""
+        vocabulary = self._intake.vocabulary
+        group = request.group
+        if isinstance(group, BeamGroup):
+            return group.output(_no_text if vocabulary is None else vocabulary.text)
+        return (group or request).output(None if vocabulary is None else vocabulary.annotate)
 
-    def _fail(self, request: Request, error: str) -> RequestOutput:
+    def _fail(self, request: Request, error: str) -> None:
+        """A request can't go on; of a beam search, no beam can."""
+        if isinstance(request.group, BeamGroup):
+            request.group.failed = error
+            self._ready.append(self._end(request.group.leader, "error"))
+            return
         request.error = error
         request.stop.abort()
-        return self._finish(request, Finish("error"))
+        self._finish(request, Finish("error"))
 
-    def _finish(self, request: Request, finish: Finish) -> RequestOutput:
+    def _finish(self, request: Request, finish: Finish) -> None:
+        """A request, or a branch of one, has ended; report it if no other branch runs."""
+        self._close(request, finish)
+        group = request.group
+        if isinstance(group, ParallelGroup):
+            if request is group.leader and group.held:
+                for branch in group.held:  # it ended before they could begin
+                    branch.error = request.error
+                    self._close(branch, finish)
+            if not group.finished:
+                if request.stream:
+                    self._ready.append(self._report(request))
+                return
+            request = group.leader
+        self._ready.append(self._over(request))
+
+    def _end(self, request: Request, reason: FinishReason) -> RequestOutput:
+        """End a request and all of its group now; its last output."""
+        group = request.group
+        for member in [request] if group is None else group.members:
+            member.stop.abort()
+            self._close(member, Finish(reason))
+        leader = request if group is None else group.leader
+        leader.metrics.finished_time = time.perf_counter()
+        return self._over(leader)
+
+    def _close(self, request: Request, finish: Finish) -> None:
         request.finish = finish
         request.metrics.finished_time = time.perf_counter()
         self.scheduler.finish(request)
-        del self._requests[request.request_id]
-        self.metrics.finished_requests += 1
         self.trace.finish(request, finish.reason)
-        return self._report(request)
+
+    def _over(self, leader: Request) -> RequestOutput:
+        del self._requests[leader.request_id]
+        self.metrics.finished_requests += 1
+        return self._report(leader)
+
+
+def _no_text(token_ids: Sequence[int]) -> str:
+    return ""
 
 
 def _out_of_memory(request: Request) -> str:

@@ -2,7 +2,8 @@
 
     {"event": "header", "format": "vattn-trace-1", "version": …, "scheduler": {limits …}, "kv": {…}}
     {"event": "arrive", "step": 0, "t": 0.01, "id": "0", "prompt": [token ids], "max_tokens": 16,
-     "priority": 0, "tenant": "default", "timeout_s": null}
+     "priority": 0, "tenant": "default", "timeout_s": null, "arrival": 0, "salt": "",
+     "beams": false}
     {"event": "refuse", …, "tenant": "a", "waiting": 12, "max_waiting": 8}
     {"event": "admit", …, "id": "0", "cached": 0}                  cached: tokens not to be computed
     {"event": "preempt", …, "id": "0", "reason": "memory", "by": "1"}
@@ -10,6 +11,8 @@
     {"event": "step", …, "tokens": [["0", 7], …]}                  closes the decisions of that step
     {"event": "step_failed", …, "error": "…"}                      the step just scheduled has not happened
     {"event": "tokens", …, "tokens": [["0", 421], …]}              what was sampled: request, token id
+    {"event": "fork", …, "id": "0#1", "parent": "0", "tokens": 20, "token_ids": [...], …}    0: it waits
+    {"event": "extend", …, "id": "0#1", "token": 7}, {"event": "drop", …, "id": "0#2"}        of beams
     {"event": "finish" | "abort" | "timeout", …, "id": "0", "reason": "length"}
 
 `step` counts calls of the scheduler, `t` is seconds since the log was opened, on a monotonic clock.
@@ -25,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vattn.engine.groups import BeamGroup
 from vattn.engine.request import Request
 from vattn.errors import ConfigError
 from vattn.outputs import FinishReason
@@ -54,6 +58,15 @@ class EventLog:
 
     def tokens(self, sampled: Sequence[NewToken]) -> None:
         """A step's tokens have arrived."""
+
+    def fork(self, parent: Request, child: Request, asked: int, tokens: int) -> None:
+        """A request was to begin with the first `asked` tokens of another, and did with `tokens`; 0: it waits."""
+
+    def extend(self, request: Request, token: int) -> None:
+        """A beam got a token."""
+
+    def drop(self, request: Request) -> None:
+        """A beam was given up."""
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """A request has ended."""
@@ -92,6 +105,9 @@ class TraceWriter(EventLog):
             priority=service.priority,
             tenant=service.tenant,
             timeout_s=service.timeout_s,
+            arrival=request.arrival,
+            salt=request.salt,
+            beams=isinstance(request.group, BeamGroup),
         )
 
     def refuse(self, tenant: str, waiting: int, max_waiting: int) -> None:
@@ -116,6 +132,25 @@ class TraceWriter(EventLog):
         tokens = [(request.request_id, token) for request, token, _ in sampled if token >= 0]
         if tokens:
             self._write("tokens", tokens=tokens)
+
+    def fork(self, parent: Request, child: Request, asked: int, tokens: int) -> None:
+        self._write(
+            "fork",
+            id=child.request_id,
+            parent=parent.request_id,
+            asked=asked,
+            tokens=tokens,
+            token_ids=child.token_ids,
+            prompt_len=len(child.prompt_token_ids),
+            max_tokens=child.max_tokens,
+            rank=child.rank,
+        )
+
+    def extend(self, request: Request, token: int) -> None:
+        self._write("extend", id=request.request_id, token=token)
+
+    def drop(self, request: Request) -> None:
+        self._write("drop", id=request.request_id)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         kind = reason if reason in ("abort", "timeout") else "finish"

@@ -13,10 +13,16 @@ host does not know yet (`pending`): its place is known, its value comes from ste
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from vattn.engine.batch import PackedBatch, pack
+from vattn.engine.beam import Candidate, best_candidates
+from vattn.engine.groups import BeamGroup
 from vattn.engine.request import Request
 from vattn.engine.runner import Runner
 from vattn.engine.sampler import SampledTokens, Sampler, prompt_logprobs
@@ -35,11 +41,13 @@ class InFlight:
     """Requests that get a token, in order of `sampled`."""
     sampled: SampledTokens | None
     prompt_logprobs: list[tuple[Request, list[TokenLogprobs | None]]]
+    beams: dict[Request, list[Candidate]]
+    """What may follow the beams among `sampling`."""
 
     @property
     def must_settle_first(self) -> bool:
-        """True when the next choice of some request depends on this step's token, not only on its KV."""
-        return any(request.sampling.edited for request in self.sampling)
+        """True when what is scheduled next depends on this step's tokens, not only on its KV."""
+        return bool(self.beams) or any(request.sampling.edited for request in self.sampling)
 
 
 class NewToken(NamedTuple):
@@ -87,20 +95,23 @@ class Pipeline:
         ]
         sampling = [item.request for item in batch.items if item.samples]
         sampled = None
+        beams: dict[Request, list[Candidate]] = {}
         if sampling:
             rows = logits if len(sampling) == logits.shape[0] else logits[packed.sample_rows]
             sampled = self.sampler.sample(rows, [request.sampling for request in sampling])
+            beams = _beam_candidates(rows, sampling)
         self.kv.submitted(self.runner.record_event())
         self.metrics.observe_step(batch.num_tokens, len(self.scheduler.running), self.kv.usage())
         self.metrics.preemptions = self.scheduler.num_preemptions
 
         for request, length in batch.items:
             request.num_computed += length
+            self.kv.computed(request.request_id, request.token_ids, request.num_computed)
             if request.metrics.first_scheduled_time is None:
                 request.metrics.first_scheduled_time = now
         for row, request in enumerate(sampling):
             request.add_pending(row)
-        return InFlight(packed, sampling, sampled, prompts)
+        return InFlight(packed, sampling, sampled, prompts, beams)
 
     def settle(self, flight: InFlight) -> list[NewToken]:
         """Wait for a step's tokens; those of requests that ended meanwhile are dropped."""
@@ -116,3 +127,14 @@ class Pipeline:
                 request.settle_pending()
                 news.append(NewToken(request, token, entry))
         return news
+
+
+def _beam_candidates(logits: Tensor, sampling: Sequence[Request]) -> dict[Request, list[Candidate]]:
+    """What may follow each beam, best first, as many as its search looks at."""
+    found = [(row, r, r.group.search) for row, r in enumerate(sampling) if isinstance(r.group, BeamGroup)]
+    if not found:
+        return {}
+    rows = torch.tensor([row for row, _, _ in found], device=logits.device)
+    most = max(search.keep for _, _, search in found)
+    best = best_candidates(logits[rows], most, [search.params.temperature or 1.0 for _, _, search in found])
+    return {r: row[: search.keep] for (_, r, search), row in zip(found, best, strict=True)}

@@ -14,16 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vattn.engine.beam import BeamSearch
 from vattn.engine.blueprint import rebuild_cache, rebuild_scheduler
 from vattn.engine.detokenize import IncrementalDetokenizer, StopChecker
 from vattn.engine.events import FORMAT
+from vattn.engine.groups import BeamGroup
 from vattn.engine.request import Request
 from vattn.engine.sampler import Sampler
 from vattn.engine.scheduler import Batch, Scheduler
 from vattn.engine.service import Service
 from vattn.errors import ConfigError
 from vattn.outputs import RequestMetrics
-from vattn.params import SamplingParams
+from vattn.params import BeamSearchParams, SamplingParams
 
 _DECISIONS = ("admit", "preempt", "starve", "step")
 _ENDS = ("finish", "abort", "timeout")
@@ -112,30 +114,62 @@ class _Player:
             for request_id, token in event["tokens"]:
                 request = self.requests[request_id]
                 request.settle_pending()
-                request.append(token, None)
-        elif kind in _ENDS:
+                if request.group is None:  # beams get theirs when all of them are there
+                    request.append(token, None)
+        elif kind == "fork":
+            self._fork(event)
+        elif kind == "extend":
+            self.requests[event["id"]].append(event["token"], None)
+            self.scheduler.resume(self.requests[event["id"]])
+        elif kind == "drop" or kind in _ENDS:
             self.scheduler.finish(self.requests[event["id"]])
         elif kind != "refuse":
             raise ConfigError(f"unknown event {kind!r}: the log is of a newer version")
 
     def _arrive(self, event: dict[str, Any]) -> None:
+        service = Service(event["priority"], event["tenant"], event["timeout_s"])
+        request = self._request(event, event["prompt"], [], service, event["arrival"], event["salt"])
+        if event["beams"]:
+            search = BeamSearch(BeamSearchParams(beam_width=1), request.max_tokens, frozenset())
+            request.group = BeamGroup(search, request)  # what the search chose is in the log
+        self.scheduler.add(request)
+
+    def _fork(self, event: dict[str, Any]) -> None:
+        parent, tokens, length = self.requests[event["parent"]], event["token_ids"], event["prompt_len"]
+        rank = tuple(event["rank"])
+        request = self._request(event, tokens[:length], tokens[length:], parent.service, rank[1], parent.salt)
+        request.rank, request.group = (rank[0], rank[1]), parent.group
+        given = event["tokens"]
+        if self.scheduler.fork(parent, request, given or event["asked"]) != bool(given):
+            self.divergence = f"the log forks {event['id']!r} with {given} tokens, the cache does not"
+        self.decisions += 1
+
+    def _request(
+        self,
+        event: dict[str, Any],
+        prompt: list[int],
+        outputs: list[int],
+        service: Service,
+        arrival: int,
+        salt: str | None,
+    ) -> Request:
         params = SamplingParams(max_tokens=event["max_tokens"], ignore_eos=True, detokenize=False)
-        prompt, outputs = list(event["prompt"]), list[int]()
         request = Request(
             request_id=event["id"],
             prompt=None,
-            prompt_token_ids=prompt,
+            prompt_token_ids=list(prompt),
             output_token_ids=outputs,
             params=params,
             sampling=self._sampler.new_state(params, prompt, outputs),
             stop=StopChecker(params, IncrementalDetokenizer(None, params), max_tokens=event["max_tokens"]),
-            arrival=len(self.requests),
+            arrival=arrival,
             max_tokens=event["max_tokens"],
             metrics=RequestMetrics(event["t"]),
-            service=Service(event["priority"], event["tenant"], event["timeout_s"]),
+            service=service,
+            salt=salt,
         )
         self.requests[event["id"]] = request
-        self.scheduler.add(request)
+        return request
 
     def _step(self) -> None:
         batch = self.scheduler.schedule()
@@ -168,6 +202,7 @@ class _Player:
         self.scheduler.kv.begin_step([item.chunk for item in batch.items])
         for request, length in batch.items:
             request.num_computed += length
+            self.scheduler.kv.computed(request.request_id, request.token_ids, request.num_computed)
         for row, request in enumerate(sampling):
             request.add_pending(row)
         self.scheduler.kv.submitted(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from vattn.engine.detokenize import Finish, StopChecker
 from vattn.engine.sampler import SamplingState
@@ -12,13 +13,21 @@ from vattn.engine.service import DEFAULT_SERVICE, Service
 from vattn.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
 from vattn.params import SamplingParams
 
+if TYPE_CHECKING:
+    from vattn.engine.groups import Group
+
 Rank = tuple[int, int]
 """Smaller goes first; of no two requests equal (`vattn.engine.policy`)."""
 
 
 class RequestStatus(StrEnum):
-    """WAITING -> RUNNING -> FINISHED, and back to WAITING on preemption."""
+    """WAITING -> RUNNING -> FINISHED, and back to WAITING on preemption.
 
+    HELD: it can't go on before others of its group have: a branch whose prompt is being computed by
+    another, or a beam that gave up its memory while it waited for the rest.
+    """
+
+    HELD = "held"
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -53,6 +62,10 @@ class Request:
     service: Service = DEFAULT_SERVICE
     rank: Rank = (0, 0)
     """Given by the scheduler on arrival."""
+    salt: str | None = None
+    """With whom it shares cached prefixes; None: with nobody."""
+    group: Group | None = None
+    """The requests that answer the same prompt, if there are others."""
     token_ids: list[int] = field(init=False)
     num_computed: int = 0
     pending_row: int | None = None
@@ -76,6 +89,11 @@ class Request:
     def num_remaining(self) -> int:
         """Tokens whose K and V are still to be computed."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def idle(self) -> bool:
+        """All its tokens are computed: a beam that waits for the others of its group."""
+        return not self.num_remaining
 
     @property
     def ends_with_pending(self) -> bool:

@@ -147,7 +147,37 @@ class Scheduler:
             self.kv.free(request.request_id)
         elif request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
+        self.kv.discard(request.request_id)
         request.status = RequestStatus.FINISHED
+
+    def fork(self, parent: Request, child: Request, tokens: int) -> bool:
+        """Let a child, ranked by whoever made it, begin with the first `tokens` computed tokens of a parent.
+
+        False: there is no place or no memory for it, or the parent has none; it waits as any request.
+        """
+        child.num_computed = 0
+        try:
+            running = (
+                tokens > 0
+                and parent.status is RequestStatus.RUNNING
+                and len(self.running) < self.max_num_seqs
+                and self.kv.fork(parent.request_id, child.request_id, tokens)
+            )
+        except BaseException:
+            self._enqueue(child)
+            raise
+        if not running:
+            self._enqueue(child)
+            return False
+        child.num_computed = tokens
+        child.status = RequestStatus.RUNNING
+        bisect.insort(self.running, child, key=lambda r: r.rank)
+        return True
+
+    def resume(self, request: Request) -> None:
+        """A held request can go on."""
+        if request.status is RequestStatus.HELD:
+            self._enqueue(request)
 
     @property
     def has_work(self) -> bool:
@@ -168,6 +198,8 @@ class Scheduler:
         plan = _Plan(self.max_num_batched_tokens)
         self._decodes(plan)
         self._prompts(plan)
+        if not (plan.lengths or plan.preempted or plan.starved) and self.waiting and self.running:
+            self._unblock(plan)
         if not self.running and not plan.preempted:
             heads = [self.waiting.head(tenant) for tenant in plan.short]
             # The whole cache is free, and still the first one does not fit.
@@ -273,7 +305,9 @@ class Scheduler:
         need = request.num_tokens + 1  # one more than it has: the one it is about to produce
         if not all(entitled(own, need / weight, other) for other in plan.short.values()):
             return False
-        while len(self.running) >= self.max_num_seqs or not self.kv.can_admit(need):
+        if self.kv.awaits(request.token_ids, salt=request.salt):
+            return False  # what it would compute is being computed: it is shared in one of the next steps
+        while len(self.running) >= self.max_num_seqs or not self._fits(request, need):
             slots_full = len(self.running) >= self.max_num_seqs
             victim = first_to_yield(self.running, weights) if self.running else None
             if victim is None or not entitled(own, need / weight, victim.level):
@@ -281,7 +315,7 @@ class Scheduler:
                     plan.short[tenant] = own
                 return False
             self._preempt(Preempted(victim.request, "share", request), plan)
-        cached = self.kv.attach(request.request_id, request.token_ids)
+        cached = self._attach(request)
         if cached is None:
             plan.short[tenant] = own
             return False
@@ -293,6 +327,25 @@ class Scheduler:
         plan.add_prompt(request)
         plan.admitted.append(Admitted(request, cached))
         return True
+
+    def _fits(self, request: Request, tokens: int) -> bool:
+        return self.kv.can_admit(tokens, request.token_ids, salt=request.salt)
+
+    def _attach(self, request: Request) -> int | None:
+        """Give a request memory for all its tokens; how many need not be computed. None: memory is short."""
+        resumed = request.metrics.num_preemptions > 0
+        if self.kv.swapped(request.request_id):
+            return self.kv.swap_in(request.request_id, request.token_ids, salt=request.salt)
+        cached = self.kv.attach(request.request_id, request.token_ids, salt=request.salt, resumed=resumed)
+        if cached and not resumed:
+            request.metrics.num_cached_tokens = min(cached, len(request.prompt_token_ids))
+        return cached
+
+    def _unblock(self, plan: _Plan) -> None:
+        """All that run wait for members of their groups that find no place: the least urgent gives up its."""
+        victim = self.running[-1]
+        if all(request.idle for request in self.running):
+            self._preempt(Preempted(victim, "memory", next(iter(self.waiting))), plan)
 
     def _make_room(self, request: Request, plan: _Plan) -> bool:
         """Grow `request` to all its tokens, preempting others that yield before it, at last itself.
@@ -314,10 +367,13 @@ class Scheduler:
         tenant = victim.service.tenant
         self.kv.free(victim.request_id)
         self.running.remove(victim)
-        victim.num_computed = 0
+        idle, victim.num_computed = victim.idle, 0
         victim.metrics.num_preemptions += 1
         self.num_preemptions += 1
-        self._enqueue(victim)
+        if idle:
+            victim.status = RequestStatus.HELD
+        else:
+            self._enqueue(victim)
         given = plan.lengths.pop(victim, 0)
         plan.budget += given
         self.turns.charge(tenant, -given)
@@ -335,6 +391,7 @@ class Scheduler:
         assert [r.rank for r in self.running] == sorted(r.rank for r in self.running), "running is by rank"
         assert len(self.running) <= self.max_num_seqs
         assert all(r.num_computed == 0 for r in self.waiting)
-        assert all(0 <= r.num_computed < r.num_tokens for r in self.running)
+        for r in self.running:
+            assert 0 <= r.num_computed <= r.num_tokens and (r.group is not None or not r.idle)
         assert {r.request_id for r in self.running} == set(self.kv.live()), "running = attached"
         self.kv.check()

@@ -9,6 +9,7 @@ from vattn.kv.layout import KVLayout, KVShape, RowLayout, default_page_bytes
 from vattn.kv.paged import PagedKVCache
 from vattn.kv.ranges import KVRanges
 from vattn.kv.static import StaticKVCache
+from vattn.kv.swap import SwapSpace
 from vattn.kv.virtual import VirtualKVCache
 from vattn.vmm.driver import Driver
 
@@ -55,7 +56,7 @@ def create_kv_cache(
 
     `max_model_len` None means: the model's own length `model_len`, or less if the budget is smaller.
     `activations`: bytes of device memory to leave to the model's steps.
-    `fingerprint`: of the model: who has it may share prefixes. None: nobody does.
+    `fingerprint`: of the model: KV of equal ones may be shared. None: no prefix cache in any case.
     Raises ConfigError when one request of `max_model_len` tokens would not fit.
     """
     budget = kv_budget(config, driver, activations)
@@ -92,7 +93,10 @@ def create_kv_cache(
             f"max_model_len={length:,} tokens need {length * shape.token_bytes:,} bytes of KV; the cache "
             f"holds {fits:,} tokens (kv_cache_memory_bytes={budget:,}): raise it or lower max_model_len"
         )
-    cache = _build(config, shape, driver, budget, length, max_num_seqs, kind, page, fingerprint)
+    model = fingerprint if config.shares_prefixes else None
+    cache = _build(config, shape, driver, budget, length, max_num_seqs, kind, page, model)
+    if config.swap_space_bytes:
+        cache.swap = SwapSpace(config.swap_space_bytes, device)
     if isinstance(config.scales, KVRanges):
         cache.static_scales = config.scales.scales(shape.dtype, device)
     return cache

@@ -14,7 +14,7 @@ class MemoryUsage:
         in_use           memory that live requests' tokens need (a shared page counts once)
         parked           mapped, needed by nobody now: finished rows kept for the next request,
                          surplus of adopted rows, pages mapped ahead; reclaimed when memory runs short
-        cached           kept for prefix hits only
+        cached           kept for prefix hits only; of `virtual`, with or without an address
         free             created and in nobody's hands
 
     mapped by live requests = in_use + shared_saved = logical + tail_waste + external_waste
@@ -55,5 +55,6 @@ class MemoryUsage:
         for name, value in asdict(self).items():
             assert value >= 0, f"{name} is negative: {self}"
         assert self.physical == self.in_use + self.parked + self.cached + self.free, self
-        assert self.virtual_reserved >= self.physical, self
+        # Cached pages may be mapped nowhere, free ones are not: what is mapped has addresses.
+        assert self.virtual_reserved >= self.in_use + self.parked, self
         assert self.in_use + self.shared_saved == self.logical + self.tail_waste + self.external_waste, self

@@ -58,6 +58,16 @@ class LoadedModel:
     generation_config: Any
     eos_token_ids: frozenset[int]
 
+    def adapters(self) -> str:
+        """Names of the adapters that are active right now: KV of one is not KV of another."""
+        active = getattr(self.model, "active_adapters", None)
+        if active is None or not getattr(
+            self.model, "_hf_peft_config_loaded", hasattr(self.model, "peft_config")
+        ):
+            return ""
+        names = active() if callable(active) else active
+        return ",".join(map(str, names))
+
     @property
     def has_chat_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))

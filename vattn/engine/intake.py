@@ -1,0 +1,169 @@
+"""From what a user asks to requests the scheduler knows: checks first, then the objects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from vattn.engine.beam import BeamSearch
+from vattn.engine.detokenize import IncrementalDetokenizer, StopChecker, TokenText
+from vattn.engine.groups import BeamGroup, ParallelGroup
+from vattn.engine.request import Request
+from vattn.engine.sampler import Sampler
+from vattn.engine.service import DEFAULT_SERVICE, Service
+from vattn.errors import CapacityError, RequestError
+from vattn.models.loader import LoadedModel
+from vattn.outputs import RequestMetrics
+from vattn.params import BeamSearchParams, SamplingParams
+
+
+class Intake:
+    """Makes the requests of one engine.
+
+    `shares_prefixes`: requests may share cached prefixes, within a salt.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, sampler: Sampler, max_model_len: int, *, shares_prefixes: bool
+    ) -> None:
+        self._loaded = loaded
+        self._sampler = sampler
+        self._max_model_len = max_model_len
+        self._shares = shares_prefixes
+        self._arrivals = 0
+        self.vocabulary = None if loaded.tokenizer is None else TokenText(loaded.tokenizer)
+
+    # ------------------------------------------------------------------ checks
+    def validate(self, prompt_token_ids: list[int], params: SamplingParams | BeamSearchParams) -> None:
+        """Raise RequestError or CapacityError if the engine can't serve this."""
+        length = len(prompt_token_ids)
+        if not length:
+            raise RequestError("the prompt is empty: it needs at least one token")
+        vocab_size = self._loaded.spec.vocab_size
+        for position, token in enumerate(prompt_token_ids):
+            if not 0 <= token < vocab_size:
+                raise RequestError(
+                    f"prompt token {position} is {token}: the model's vocabulary is 0 to {vocab_size - 1}"
+                )
+        if isinstance(params, SamplingParams):
+            if self.vocabulary is None and (params.stop_strings or params.bad_words):
+                raise RequestError("stop strings and bad_words need a tokenizer; the model came without one")
+            params.verify(vocab_size, self._bad_words(params))
+        elif params.beam_width > vocab_size:
+            raise RequestError(
+                f"beam_width={params.beam_width} is more than the vocabulary's {vocab_size} tokens"
+            )
+        if length >= self._max_model_len:
+            raise CapacityError(
+                f"the prompt has {length:,} tokens; with at least one output token it must fit "
+                f"max_model_len={self._max_model_len:,}"
+            )
+
+    # ------------------------------------------------------------------ requests
+    def request(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        stream: bool = False,
+        service: Service = DEFAULT_SERVICE,
+        cache_salt: str = "",
+        branch: int = 0,
+    ) -> Request:
+        """One request, not scheduled yet. `branch`: which of several samples of the prompt it is."""
+        max_tokens = self._max_tokens(prompt_token_ids, params.max_tokens)
+        outputs: list[int] = []
+        self._arrivals += 1
+        return Request(
+            request_id=request_id,
+            prompt=prompt,
+            prompt_token_ids=list(prompt_token_ids),
+            output_token_ids=outputs,
+            params=params,
+            sampling=self._sampler.new_state(
+                params, prompt_token_ids, outputs, bad_words=self._bad_words(params), branch=branch
+            ),
+            stop=StopChecker(
+                params,
+                IncrementalDetokenizer(self.vocabulary, params, prompt_token_ids),
+                max_tokens=max_tokens,
+                eos_token_ids=self._loaded.eos_token_ids,
+            ),
+            arrival=self._arrivals - 1,
+            max_tokens=max_tokens,
+            metrics=RequestMetrics(time.perf_counter(), num_prompt_tokens=len(prompt_token_ids)),
+            stream=stream,
+            service=service,
+            salt=self._salt(params, cache_salt),
+        )
+
+    def parallel(
+        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, **options: Any
+    ) -> ParallelGroup:
+        """The branches of a request with `n` (or `best_of`) outputs."""
+        inner = params
+        if params.branches > params.n and params.logprobs is None:
+            inner = replace(params, logprobs=0)  # to know which are best
+        leader = self.request(request_id, prompt_token_ids, inner, **options)
+        branches = [leader]
+        # One seed for all: the branch number makes their random numbers independent.
+        same = replace(inner, seed=leader.sampling.seed, prompt_logprobs=None)
+        for k in range(1, params.branches):
+            name = f"{request_id}#{k}"
+            branches.append(self.request(name, prompt_token_ids, same, branch=k, **options))
+        group = ParallelGroup(branches, params.n, show_logprobs=params.logprobs is not None)
+        for branch in branches:
+            branch.group = group
+        return group
+
+    def beams(
+        self, request_id: str, prompt_token_ids: list[int], params: BeamSearchParams, **options: Any
+    ) -> BeamGroup:
+        """A beam search; its places in the queue are those of `beam_width` requests."""
+        length = self._max_tokens(prompt_token_ids, params.max_tokens)
+        # One more than the search needs, so that no beam ends by itself.
+        inner = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, detokenize=False)
+        leader = self.request(request_id, prompt_token_ids, inner, **options)
+        leader.max_tokens = length + 1
+        self._arrivals += params.beam_width - 1
+        search = BeamSearch(params, length, self._loaded.eos_token_ids)
+        leader.group = group = BeamGroup(search, leader)
+        return group
+
+    def heir(self, parent: Request, leader: Request, place: int, token: int) -> Request:
+        """A beam with its parent's text and one token more, at place `place` of its leader's group."""
+        outputs = [*parent.output_token_ids, token]
+        params, prompt = parent.params, parent.prompt_token_ids
+        heir = Request(
+            request_id=f"{leader.request_id}#{place}" if place else leader.request_id,
+            prompt=parent.prompt,
+            prompt_token_ids=prompt,
+            output_token_ids=outputs,
+            params=params,
+            sampling=self._sampler.new_state(params, prompt, outputs),
+            stop=StopChecker(params, IncrementalDetokenizer(None, params), max_tokens=parent.max_tokens),
+            arrival=leader.arrival + place,
+            max_tokens=parent.max_tokens,
+            metrics=replace(parent.metrics),
+            service=parent.service,
+            salt=parent.salt,
+        )
+        heir.rank = (leader.rank[0], heir.arrival)
+        return heir
+
+    def _max_tokens(self, prompt_token_ids: Sequence[int], asked: int | None) -> int:
+        room = self._max_model_len - len(prompt_token_ids)
+        return room if asked is None else min(asked, room)
+
+    def _salt(self, params: SamplingParams, cache_salt: str) -> str | None:
+        """Who this request shares prefixes with; None: nobody."""
+        if not self._shares or params.prompt_logprobs is not None:  # every prompt token must be computed
+            return None
+        return f"{self._loaded.adapters()}\0{cache_salt}"
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        return self.vocabulary.bad_words(params.bad_words or ()) if self.vocabulary else []
