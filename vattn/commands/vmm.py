@@ -71,6 +71,7 @@ def bench(
     pages = [size for text in page or () if (size := opt.parse_bytes(text, "--page")) is not None]
 
     from vattn.bench.environment import environment
+    from vattn.bench.report import FORMAT
     from vattn.errors import ConfigError
     from vattn.vmm.bench.run import bench as run
 
@@ -82,7 +83,8 @@ def bench(
             raise ConfigError(str(error)) from error
     console.print(*_calls(report), _grants(report), _overlap(report))
     if json_file is not None:
-        _write(json_file, {**report, "environment": environment()})
+        head = {"format": FORMAT, "kind": "vmm", "environment": environment()}
+        _write(json_file, {**head, **report})
         console.print(f"figures written to {json_file}")
 
 
