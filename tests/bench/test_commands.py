@@ -174,7 +174,8 @@ def test_kernels(tmp_path: Path) -> None:
 
 def test_vmm(tmp_path: Path) -> None:
     report, _ = bench(tmp_path, "vmm", "--device", "cpu")
-    assert report["calls"] and report["environment"]["commit"]
+    assert (report["format"], report["kind"]) == ("vattn-bench-1", "vmm")
+    assert report["calls"] and report["grants"] and report["overlap"] and report["environment"]["date"]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,9 @@ class StepTarget(Target):
     def clock(self) -> float:
         return self.now
 
-    def submit(self, request_id: str, prompt_token_ids: list[int], output_len: int, n: int) -> None:
+    def submit(
+        self, request_id: str, prompt_token_ids: list[int], output_len: int, n: int, beams: bool
+    ) -> None:
         self.prompts[request_id] = list(prompt_token_ids)
         self.work[request_id] = Work(prompt_token_ids, output_len)
         self.most = max(self.most, len(self.work))

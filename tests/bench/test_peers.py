@@ -152,6 +152,15 @@ def test_vllm_needs_a_model_it_can_load_itself(loaded: LoadedModel, vllm: type[F
         peer("vllm", loaded)
 
 
+@pytest.mark.parametrize("name", ["generate_batch", "vllm", "llama.cpp"])
+def test_peers_refuse_what_they_cannot_do(
+    name: str, loaded: LoadedModel, vllm: type[FakeEngine], gguf: LoadedModel
+) -> None:
+    model = on_disk(loaded) if name == "vllm" else gguf if name == "llama.cpp" else loaded
+    with peer(name, model).open() as target, pytest.raises(ConfigError, match="leave --peer out"):
+        drive([WorkloadRequest([1, 2], 3, n=2, beams=True)], Arrivals("at-once"), target)
+
+
 # ---------------------------------------------------------------------- llama.cpp
 SERVER = """\
 #!{python}

@@ -131,6 +131,24 @@ def test_what_came_before_the_run_does_not_show(loaded: LoadedModel) -> None:
     assert inside.counters["driver_calls"]["reserve"] == 0
 
 
+@pytest.mark.parametrize("beams", [False, True])
+def test_several_outputs_of_a_prompt_are_timed_one_by_one(loaded: LoadedModel, beams: bool) -> None:
+    [system] = vattn_systems(loaded, ["paged"], LIMITS)
+    work = [WorkloadRequest([7] * 20, 6, n=3, beams=beams), WorkloadRequest([9] * 10, 4)]
+    with system.open() as target:
+        several, single = drive(work, Arrivals("at-once"), target)
+        inside = target.inside()
+    assert [len(times) for times in several.token_times] == [6, 6, 6]
+    assert [len(times) for times in single.token_times] == [4]
+    assert several.output_len == 18 and several.success
+    starts = {times[0] for times in several.token_times}
+    if beams:
+        assert several.itl == [0.0] * 15 and several.ttft == several.e2el, "told when the search is over"
+    else:
+        assert len(starts) > 1, "the others begin once the first has computed the prompt"
+    assert inside.counters["forks"] > 0
+
+
 def test_sweeps_name_what_they_vary(loaded: LoadedModel) -> None:
     def names(**sweeps: object) -> list[str]:
         return [s.name for s in vattn_systems(loaded, ["static", "paged", "virtual"], LIMITS, **sweeps)]  # type: ignore[arg-type]

@@ -9,7 +9,12 @@ import pytest
 
 from vattn.bench.choose import choose_workload
 from vattn.bench.lengths import Lengths
-from vattn.bench.synthetic import ChatWorkload, ParallelSamplingWorkload, SharedPrefixWorkload
+from vattn.bench.synthetic import (
+    BeamSearchWorkload,
+    ChatWorkload,
+    ParallelSamplingWorkload,
+    SharedPrefixWorkload,
+)
 from vattn.bench.workload import RandomWorkload, Workload
 from vattn.errors import ConfigError
 
@@ -103,11 +108,12 @@ def test_think_times_are_exponential_with_that_mean() -> None:
 
 
 def test_parallel_sampling_asks_for_n_outputs() -> None:
-    assert {r.n for r in ParallelSamplingWorkload(5, 3, FEW, FEW).generate(50)} == {3}
+    assert {(r.n, r.beams) for r in ParallelSamplingWorkload(5, 3, FEW, FEW).generate(50)} == {(3, False)}
+    assert {(r.n, r.beams) for r in BeamSearchWorkload(5, 3, FEW, FEW).generate(50)} == {(3, True)}
 
 
 def test_names_choose_workloads() -> None:
-    for name in ("random", "shared-prefix", "chat", "parallel-sampling"):
+    for name in ("random", "shared-prefix", "chat", "parallel-sampling", "beam-search"):
         assert choose_workload(name, requests=3).describe()["name"] == name
     with pytest.raises(ConfigError, match="zipf"):
         choose_workload("zipf")

@@ -8,14 +8,19 @@ from pathlib import Path
 from vattn.bench.arrivals import ArrivalKind, Arrivals
 from vattn.bench.lengths import Lengths
 from vattn.bench.run import Limits
-from vattn.bench.synthetic import ChatWorkload, ParallelSamplingWorkload, SharedPrefixWorkload
+from vattn.bench.synthetic import (
+    BeamSearchWorkload,
+    ChatWorkload,
+    ParallelSamplingWorkload,
+    SharedPrefixWorkload,
+)
 from vattn.bench.trace import TraceWorkload
 from vattn.bench.workload import RandomWorkload, Workload
 from vattn.errors import ConfigError
 from vattn.kv.layout import KVShape
 from vattn.models.loader import LoadedModel
 
-WORKLOADS = ("random", "shared-prefix", "chat", "parallel-sampling")
+WORKLOADS = ("random", "shared-prefix", "chat", "parallel-sampling", "beam-search")
 
 
 def choose_workload(
@@ -50,6 +55,8 @@ def choose_workload(
         return ChatWorkload(count, turns, prompts, outputs, prefix_len or 0, think_s, seed)
     if name == "parallel-sampling":
         return ParallelSamplingWorkload(count, samples, prompts, outputs, seed)
+    if name == "beam-search":
+        return BeamSearchWorkload(count, samples, prompts, outputs, seed)
     raise ConfigError(f"--workload {name!r} is unknown: use one of {', '.join(WORKLOADS)}, or --trace FILE")
 
 

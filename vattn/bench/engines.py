@@ -17,7 +17,7 @@ from vattn.errors import ConfigError
 from vattn.llm import LLM
 from vattn.models.loader import LoadedModel
 from vattn.outputs import RequestOutput
-from vattn.params import SamplingParams
+from vattn.params import BeamSearchParams, SamplingParams
 from vattn.vmm.counter import CallCounter
 from vattn.vmm.driver import Driver, open_driver
 
@@ -57,6 +57,7 @@ def _staircase(llm: LLM) -> None:
     longest = llm.max_model_len - 16
     params = [_params(min(longest, 2 + i), 1) for i in range(width)]
     llm.generate([[1] * 16] * width, params, use_tqdm=False)
+    llm.engine.kv.reset_prefix_cache()
 
 
 def _params(output_len: int, n: int) -> SamplingParams:
@@ -70,6 +71,10 @@ def _params(output_len: int, n: int) -> SamplingParams:
     )
 
 
+def _beams(output_len: int, width: int) -> BeamSearchParams:
+    return BeamSearchParams(beam_width=width, max_tokens=output_len, ignore_eos=True)
+
+
 class VattnTarget(Target):
     """One engine for one run: what it did before does not show in its counters."""
 
@@ -79,6 +84,8 @@ class VattnTarget(Target):
         self.kv = llm.describe_kv()
         self._probe: Probe | None = None
         self._before: dict[str, Any] = {}
+        self._beams: set[str] = set()
+        """Requests that are beam searches."""
 
     def clock(self) -> float:
         return time.perf_counter()
@@ -90,8 +97,13 @@ class VattnTarget(Target):
         self._probe = Probe(self.llm.engine, started)
         return started
 
-    def submit(self, request_id: str, prompt_token_ids: list[int], output_len: int, n: int) -> None:
-        self.llm.engine.add_request(request_id, prompt_token_ids, _params(output_len, n))
+    def submit(
+        self, request_id: str, prompt_token_ids: list[int], output_len: int, n: int, beams: bool
+    ) -> None:
+        params = _params(output_len, n) if not beams else _beams(output_len, n)
+        if beams:
+            self._beams.add(request_id)
+        self.llm.engine.add_request(request_id, prompt_token_ids, params)
 
     def advance(self, wait_s: float) -> list[Finished]:
         if not self.llm.engine.has_work:
@@ -118,17 +130,24 @@ class VattnTarget(Target):
         return Inside(counters, self._probe.finish())
 
     def _finished(self, output: RequestOutput) -> Finished:
-        assert self._probe is not None
         return Finished(
             output.request_id,
             output.outputs[0].token_ids,
-            self._probe.times_of(output),
+            self._times(output),
             finish_reason=output.outputs[0].finish_reason,
             error=output.error,
             first_scheduled=output.metrics.first_scheduled_time,
             cached_tokens=output.metrics.num_cached_tokens,
             preemptions=output.metrics.num_preemptions,
         )
+
+    def _times(self, output: RequestOutput) -> list[list[float]]:
+        """When the tokens came; a beam search tells all of them when it is over."""
+        assert self._probe is not None
+        if output.request_id not in self._beams:
+            return self._probe.times_of(output)
+        now = self.clock()
+        return [[now] * len(completion.token_ids) for completion in output.outputs]
 
     def _totals(self) -> dict[str, Any]:
         """Every counter of engine and cache that only ever rises."""

@@ -132,7 +132,7 @@ class _Loop:
         request_id = str(index)
         self.timelines[index] = Timeline(request_id, arrival, len(prompt))
         self.running[request_id] = index
-        self.target.submit(request_id, prompt, request.output_len, request.n)
+        self.target.submit(request_id, prompt, request.output_len, request.n, request.beams)
 
     def _finish(self, finished: Finished) -> None:
         index = self.running.pop(finished.request_id)

@@ -67,8 +67,9 @@ class Probe(Pipeline):
         return news
 
     def times_of(self, output: RequestOutput) -> list[list[float]]:
-        """When the tokens of each of a finished request's outputs came."""
-        return [self.token_times.pop(output.request_id, [])]
+        """When the tokens of each of a finished request's outputs came. Branch k of request r is `r#k`."""
+        first, count = output.request_id, len(output.outputs)
+        return [self.token_times.pop(f"{first}#{k}" if k else first, []) for k in range(count)]
 
     def finish(self) -> StepLog:
         """The complete log, kernel times included."""

@@ -130,6 +130,7 @@ class ParallelSamplingWorkload(Workload):
     """Unrelated requests that want `n` outputs each: the prompt's memory can be shared between them."""
 
     name: ClassVar[str] = "parallel-sampling"
+    beams: ClassVar[bool] = False
 
     requests: int
     n: int
@@ -150,7 +151,7 @@ class ParallelSamplingWorkload(Workload):
         prompts = self.prompt_len.draw(rng, self.requests)
         outputs = self.output_len.draw(rng, self.requests)
         return [
-            WorkloadRequest(random_tokens(rng, p, vocab_size), o, n=self.n)
+            WorkloadRequest(random_tokens(rng, p, vocab_size), o, n=self.n, beams=self.beams)
             for p, o in zip(prompts, outputs, strict=True)
         ]
 
@@ -162,3 +163,10 @@ class ParallelSamplingWorkload(Workload):
             "output_len": self.output_len.describe(),
             "seed": self.seed,
         }
+
+
+class BeamSearchWorkload(ParallelSamplingWorkload):
+    """Unrelated requests answered by a beam search of width `n`: memory is forked at every step."""
+
+    name: ClassVar[str] = "beam-search"
+    beams: ClassVar[bool] = True

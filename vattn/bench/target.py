@@ -45,8 +45,10 @@ class Target(ABC):
         """Seconds now; the clock of every time it reports."""
 
     @abstractmethod
-    def submit(self, request_id: str, prompt_token_ids: list[int], output_len: int, n: int) -> None:
-        """Start a request that produces exactly `output_len` tokens, `n` times over."""
+    def submit(
+        self, request_id: str, prompt_token_ids: list[int], output_len: int, n: int, beams: bool
+    ) -> None:
+        """Start a request that produces exactly `output_len` tokens, `n` times over or by `n` beams."""
 
     @abstractmethod
     def advance(self, wait_s: float) -> list[Finished]:

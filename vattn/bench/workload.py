@@ -31,6 +31,8 @@ class WorkloadRequest:
     output_len: int
     n: int = 1
     """Outputs sampled from the same prompt."""
+    beams: bool = False
+    """The `n` outputs are found by beam search instead."""
     session: str | None = None
     think_s: float = 0.0
     """Seconds between the answer to the session's turn before and this one."""

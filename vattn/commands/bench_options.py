@@ -63,7 +63,8 @@ class SystemOptions:
 @dataclass(frozen=True)
 class WorkloadOptions:
     workload: Annotated[
-        str, typer.Option(help="random, shared-prefix, chat or parallel-sampling; see also --trace.")
+        str,
+        typer.Option(help="random, shared-prefix, chat, parallel-sampling or beam-search; see also --trace."),
     ] = "random"
     requests: Annotated[
         int | None, typer.Option("--requests", "-n", help="Requests (chat: sessions); default 32.")
@@ -87,7 +88,9 @@ class WorkloadOptions:
     think: Annotated[float, typer.Option(help="chat: mean seconds between an answer and the next turn.")] = (
         0.0
     )
-    samples: Annotated[int, typer.Option("--samples", help="parallel-sampling: outputs per prompt (n).")] = 4
+    samples: Annotated[
+        int, typer.Option("--samples", help="parallel-sampling, beam-search: outputs per prompt (n).")
+    ] = 4
     trace: Annotated[
         Path | None, typer.Option(help="Replay a trace: own JSON lines, Mooncake or BurstGPT.")
     ] = None

@@ -79,7 +79,9 @@ class _ManagerTarget(Target):
     def clock(self) -> float:
         return time.perf_counter()
 
-    def submit(self, request_id: str, prompt_token_ids: list[int], output_len: int, n: int) -> None:
+    def submit(
+        self, request_id: str, prompt_token_ids: list[int], output_len: int, n: int, beams: bool
+    ) -> None:
         if n != 1:
             raise ConfigError("generate_batch has no parallel sampling per request: leave --peer out")
         self._manager.add_request(

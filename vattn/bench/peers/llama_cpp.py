@@ -82,7 +82,9 @@ class _HttpTarget(Target):
     def clock(self) -> float:
         return time.perf_counter()
 
-    def submit(self, request_id: str, prompt_token_ids: list[int], output_len: int, n: int) -> None:
+    def submit(
+        self, request_id: str, prompt_token_ids: list[int], output_len: int, n: int, beams: bool
+    ) -> None:
         if n != 1:
             raise ConfigError("llama.cpp's server samples one output per request: leave --peer out")
         self._running += 1

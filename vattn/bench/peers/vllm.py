@@ -69,7 +69,11 @@ class _EngineTarget(Target):
     def clock(self) -> float:
         return time.perf_counter()
 
-    def submit(self, request_id: str, prompt_token_ids: list[int], output_len: int, n: int) -> None:
+    def submit(
+        self, request_id: str, prompt_token_ids: list[int], output_len: int, n: int, beams: bool
+    ) -> None:
+        if beams:
+            raise ConfigError("vLLM's engine has no beam search: leave --peer out")
         params = self._vllm.SamplingParams(
             n=n,
             temperature=0.0 if n == 1 else 1.0,
