@@ -2,7 +2,10 @@
 
     seconds = a + b x prompt tokens + c x decodes + d x KV bytes read + e x (query, key) pairs     all >= 0
 
-Least squares on relative errors, so that a decode step of 20 ms counts as much as a prompt step of 2 s.
+Least squares on errors relative to the fit, so that a decode step of 20 ms counts as much as a prompt step
+of 2 s, and so that noise does not pull the sum: dividing by the measured time instead would favour too
+small a fit, as slow outliers would count least.
+
 The KV that decodes read is `decode_kv_tokens`; a JSON without that column (or `prefill_pairs`) has its
 `logical` bytes taken for it in steps with decodes.
 """
@@ -25,8 +28,8 @@ from vattn.sim.work import StepWork
 
 Array = npt.NDArray[np.float64]
 FEATURES = ("step", "prompt_token", "decode", "kv_byte", "pair")
-_SLOWEST = 0.02
-"""Share of the steps, those furthest above a first fit, that is taken for interruptions and left out."""
+_ROUNDS = 30
+"""Of fitting and weighting by the fit; it settles within a few."""
 
 
 class Residual(NamedTuple):
@@ -37,7 +40,7 @@ class Residual(NamedTuple):
     """Median of |fitted - measured| / measured."""
     p90: float
     total: float
-    """(sum fitted - sum measured) / sum measured, over all steps, interruptions included."""
+    """(sum fitted - sum measured) / sum measured."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +117,10 @@ def fit_steps(columns: list[Mapping[str, Any]], token_bytes: int) -> Fit:
     rows, seconds = rows[timed], seconds[timed]
     if len(seconds) < 2 * len(FEATURES):
         raise ConfigError(f"{len(seconds)} steps are too few to fit {len(FEATURES)} coefficients to")
-    first = _nonnegative(rows / seconds[:, None], np.ones(len(seconds)))
-    over = seconds / np.maximum(rows @ first, 1e-12)
-    kept = over <= np.quantile(over, 1 - _SLOWEST)
-    found = _nonnegative(rows[kept] / seconds[kept, None], np.ones(int(kept.sum())))
+    found = _nonnegative(rows / seconds[:, None], np.ones(len(seconds)))
+    for _ in range(_ROUNDS):
+        fitted = np.maximum(rows @ found, 1e-9)
+        found = _nonnegative(rows / fitted[:, None], seconds / fitted)
     fitted = rows @ found
     error = np.abs(fitted - seconds) / seconds
     residual = Residual(
