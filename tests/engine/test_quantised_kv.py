@@ -73,6 +73,24 @@ def test_preempted_requests_end_as_undisturbed_ones_do() -> None:
             llm.check()
 
 
+@pytest.mark.parametrize("backend", ["virtual-interleaved", "virtual-per_layer", "paged-7"])
+def test_shared_prefixes_change_no_token(backend: str) -> None:
+    """Requests that begin alike, in memory for a few of them: shared keys come with their scales."""
+    vocab = loaded(NAME).spec.vocab_size
+    [start] = random_prompts(4, [40], vocab)
+    prompts = [start + tail for tail in random_prompts(6, [3, 9, 1, 17, 5, 12], vocab)]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    way = {"kv_cache_dtype": "int8", "max_num_seqs": 6, "max_num_batched_tokens": 32, "max_model_len": 96}
+    with make_llm(NAME, backend, enable_prefix_caching=False, **way) as llm:
+        exact = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+    memory = 65536 if backend == "virtual-per_layer" else 160 * llm.kv_shape.token_bytes
+    with make_llm(NAME, backend, kv_cache_memory_bytes=memory, **way) as llm:
+        shared = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+        assert llm.metrics().kv_stats.prefix_hit_tokens > 0
+        llm.check()
+    assert shared == exact
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_memory_is_counted_while_requests_run(backend: str) -> None:
     with make_llm(NAME, backend, **TIGHT, kv_cache_dtype="int8") as llm:
