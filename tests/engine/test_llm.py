@@ -200,7 +200,6 @@ BAD_REQUESTS = {
     "text that is none": ({"prompt": 5}, GREEDY, RequestError, "'prompt' is text"),
     "params of another kind": ([1], {"temperature": 0}, RequestError, "SamplingParams"),
     "stop token out of range": ([1], replace(GREEDY, stop_token_ids=[10**6]), RequestError, "stop_token_ids"),
-    "several outputs": ([1], replace(GREEDY, n=2), RequestError, "n=2"),
     "stop string without tokenizer": ([1], replace(GREEDY, stop="x"), RequestError, "tokenizer"),
 }
 
