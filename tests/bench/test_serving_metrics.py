@@ -38,7 +38,7 @@ def test_throughputs_count_successes_over_the_whole_duration() -> None:
     failed = timeline(0.0, 0.25, prompt=100, error="no memory")
     assert duration([*done, failed]) == 4.0
     metrics = serving_metrics([*done, failed], 4.0)
-    assert (metrics["completed"], metrics["failed"]) == (2, 1)
+    assert (metrics["duration"], metrics["completed"], metrics["failed"]) == (4.0, 2, 1)
     assert (metrics["total_input_tokens"], metrics["total_output_tokens"]) == (12, 5)
     assert metrics["request_throughput"] == 0.5
     assert metrics["output_throughput"] == 1.25

@@ -28,6 +28,7 @@ def serving_metrics(
         return count / duration_s if duration_s > 0 else None
 
     metrics: dict[str, float | int | None] = {
+        "duration": duration_s,
         "completed": len(done),
         "failed": len(timelines) - len(done),
         "total_input_tokens": inputs,
