@@ -80,6 +80,7 @@ def metrics(simulation: Simulation, slo: Slo | None = None) -> dict[str, float |
         return count / seconds if seconds > 0 else None
 
     found: dict[str, float | int | None] = {
+        "duration": seconds,
         "completed": len(done),
         "failed": len(requests) - len(done),
         "total_input_tokens": inputs,
