@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -195,6 +196,12 @@ class AddressSpace:
         return len(freed)
 
     # Looking
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Tables and the pool's counts do not change while this thread is inside."""
+        with self._lock:
+            yield
 
     @property
     def parked(self) -> tuple[int, ...]:

@@ -84,6 +84,9 @@ class CacheMachine(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         self.cache.check()
+        page_map = self.cache.page_map()
+        page_map.check()
+        assert page_map.usage == self.cache.usage() or "background" in self.backend
         assert set(self.cache.live()) == set(self.expected)
         logical = sum(t.shape[2] for t in self.expected.values()) * SHAPE.token_bytes
         assert self.cache.usage().logical == logical

@@ -177,6 +177,9 @@ class SharingMachine(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         self.cache.check()
+        page_map = self.cache.page_map()
+        page_map.check()
+        assert page_map.usage == self.cache.usage() or "background" in self.backend
         assert set(self.cache.live()) == set(self.texts)
         assert self.cache.usage().logical == sum(map(len, self.texts.values())) * SHAPE.token_bytes
 

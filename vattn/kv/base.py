@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from vattn.kv.layout import KVShape, KVViews
+from vattn.kv.page_map import PageMap
 from vattn.kv.swap import SwapSpace
 from vattn.kv.usage import MemoryUsage
 from vattn.vmm.retire import Event
@@ -182,9 +183,13 @@ class KVCache(ABC):
         """The choices that make up this cache, for reports: layout, page or block size, number of them."""
 
     @property
-    @abstractmethod
     def capacity_tokens(self) -> int:
         """Tokens the whole cache can give to one request that is alone."""
+        return self.tokens_in(self.budget_bytes)
+
+    @abstractmethod
+    def tokens_in(self, budget_bytes: int) -> int:
+        """Tokens that a cache of this budget could give to one request that is alone."""
 
     @property
     @abstractmethod
@@ -342,6 +347,10 @@ class KVCache(ABC):
 
     @abstractmethod
     def usage(self) -> MemoryUsage: ...
+
+    @abstractmethod
+    def page_map(self) -> PageMap:
+        """Who holds which page, block or row; `check()` proves that it adds up to its `usage`."""
 
     @abstractmethod
     def stats(self) -> KVStats: ...

@@ -32,6 +32,14 @@ class Holders:
     def cached(self, page: int) -> bool:
         return page in self._cached
 
+    def all_needs(self) -> Mapping[int, int]:
+        """How many requests need each id; ids that nobody needs are left out."""
+        return self._needs
+
+    def all_cached(self) -> Iterable[int]:
+        """Ids the cache holds."""
+        return self._cached.keys()
+
     def need(self, pages: Iterable[int]) -> None:
         """One request more needs each of these."""
         for page in pages:

@@ -21,6 +21,7 @@ from vattn.kv.base import AttentionInputs, Chunk, KVCache, KVStats, PagedInputs
 from vattn.kv.blocks import BlockPool
 from vattn.kv.holders import Holders
 from vattn.kv.layout import KVShape, KVViews, kv_views
+from vattn.kv.page_map import MapRow, PageMap, PageState, unit_states
 from vattn.kv.plan import offsets
 from vattn.kv.prefix import PrefixCache
 from vattn.kv.usage import MemoryUsage
@@ -101,9 +102,8 @@ class PagedKVCache(KVCache):
     def describe(self) -> dict[str, str | int]:
         return {"block_size": self.block_size, "blocks": self.pool.num_blocks}
 
-    @property
-    def capacity_tokens(self) -> int:
-        return min(self.max_tokens, self.pool.num_blocks * self.block_size)
+    def tokens_in(self, budget_bytes: int) -> int:
+        return min(self.max_tokens, budget_bytes // self.block_bytes * self.block_size)
 
     # ------------------------------------------------------------------ blocks
     def _take(self, n: int) -> list[int] | None:
@@ -316,6 +316,25 @@ class PagedKVCache(KVCache):
             shared_saved=mapped - in_use,
             tail_waste=mapped - logical,
             external_waste=0,
+        )
+
+    def page_map(self) -> PageMap:
+        usage, holders = self.usage(), self._holders
+        rows = [MapRow(request_id, live.tokens, tuple(live.table)) for request_id, live in self._live.items()]
+        held = unit_states([(row, len(row.units)) for row in rows], holders.all_needs(), holders.all_cached())
+        blocks = range(self.pool.num_blocks if usage.physical else 0)
+        return PageMap(
+            backend=self.name,
+            unit="block",
+            unit_bytes=self.block_bytes,
+            unit_tokens=self.block_size,
+            row_units=self.table_width,
+            rows=tuple(rows),
+            states={block: held.get(block, PageState.FREE) for block in blocks},
+            in_prefix_cache=frozenset(holders.all_cached()),
+            loose={},
+            budget_bytes=self.budget_bytes,
+            usage=usage,
         )
 
     def stats(self) -> KVStats:

@@ -10,7 +10,7 @@ before it (the idea: vLLM's automatic prefix caching; SGLang's RadixAttention ke
                     └─ "Translate:" ───────  …
 
 Equal text is not equal KV: the fingerprint stands for weights, dtype, rope and adapters, the salt for who
-may share with whom. Hashes find entries; tokens and parents are compared, so a collision is a miss.
+may share with whom. Hashes find entries; tokens, parents and salts are compared, so a collision is a miss.
 What an entry holds is the backend's (a block, some pages): this module knows of no memory.
 """
 
@@ -20,7 +20,7 @@ import hashlib
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -29,7 +29,7 @@ M = TypeVar("M")
 
 Hasher = Callable[[bytes], bytes]
 
-CHAINS_REMEMBERED = 1024
+TEXTS_REMEMBERED = 1024
 """Texts whose keys are kept: more than requests run at once."""
 
 
@@ -45,11 +45,23 @@ class Entry(Generic[M]):
     key: bytes
     parent: Entry[M] | None
     tokens: tuple[int, ...]
-    root: bytes
+    salt: str
     memory: M
     children: int = 0
     stamp: int = 0
     """When it was last used; larger is later."""
+
+
+@dataclass(eq=False)
+class _Text(Generic[M]):
+    """What is remembered of a list of tokens."""
+
+    token_ids: Sequence[int]
+    salt: str
+    keys: list[bytes] = field(default_factory=list)
+    """Of its whole units so far."""
+    tip: tuple[int, Entry[M]] | None = None
+    """(units, last entry of these): as long as that is there, all of the chain is this text's."""
 
 
 class PrefixCache(Generic[M]):
@@ -74,8 +86,8 @@ class PrefixCache(Generic[M]):
         self._leaves: list[tuple[int, bytes]] = []  # heap of (stamp, key), some outdated
         self._clock = 0
         self._claims: dict[bytes, Hashable] = {}
-        self._claimed: dict[Hashable, list[bytes]] = {}
-        self._chains: OrderedDict[int, tuple[Sequence[int], str, list[bytes]]] = OrderedDict()
+        self._claimed: dict[Hashable, dict[bytes, None]] = {}
+        self._texts: OrderedDict[int, _Text[M]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -88,35 +100,34 @@ class PrefixCache(Generic[M]):
     def keys(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
         """The chain of keys of all whole units. A list that only grows is hashed once, as it grows."""
         units = len(token_ids) // self.unit
-        known: list[bytes] = []
-        chain = self._chains.get(id(token_ids))
-        if chain is not None and chain[0] is token_ids and chain[1] == salt:
-            known = chain[2]
-        if len(known) < units:
-            key = known[-1] if known else self.root(salt)
-            start = len(known) * self.unit
+        keys = self._text(token_ids, salt).keys
+        if len(keys) < units:
+            key = keys[-1] if keys else self.root(salt)
+            start = len(keys) * self.unit
             data = np.asarray(token_ids[start : units * self.unit], np.int64).tobytes()
             step = 8 * self.unit
             for at in range(0, len(data), step):
                 key = self._hash(key + data[at : at + step])
-                known.append(key)
-        self._chains[id(token_ids)] = (token_ids, salt, known)
-        self._chains.move_to_end(id(token_ids))
-        if len(self._chains) > CHAINS_REMEMBERED:
-            self._chains.popitem(last=False)
-        return known[:units]
+                keys.append(key)
+        return keys[:units]
+
+    def _text(self, token_ids: Sequence[int], salt: str) -> _Text[M]:
+        text = self._texts.get(id(token_ids))
+        if text is None or text.token_ids is not token_ids or text.salt != salt:
+            text = self._texts[id(token_ids)] = _Text(token_ids, salt)
+        self._texts.move_to_end(id(token_ids))
+        if len(self._texts) > TEXTS_REMEMBERED:
+            self._texts.popitem(last=False)
+        return text
 
     # ------------------------------------------------------------------ finding
     def match(self, token_ids: Sequence[int], salt: str) -> list[Entry[M]]:
         """Entries of the longest cached prefix, in order."""
         found: list[Entry[M]] = []
-        root = self.root(salt)
         for index, key in enumerate(self.keys(token_ids, salt)):
             entry = self._entries.get(key)
             parent = found[-1] if found else None
-            first = index * self.unit
-            tokens = tuple(token_ids[first : first + self.unit])
-            if entry is None or not self._same(entry, parent, tokens, root):
+            if entry is None or not self._same(entry, parent, self._tokens(token_ids, index), salt):
                 break
             found.append(entry)
         return found
@@ -143,23 +154,24 @@ class PrefixCache(Generic[M]):
         Units already entered by others stay theirs. Stops at a collision: what follows can't be found.
         """
         keys = self.keys(token_ids, salt)
-        if start and not self._holds(keys[start - 1], token_ids, start - 1):
+        parent = self._last(keys, token_ids, salt, start)
+        if parent is None:
             start = 0
-        parent = self._entries[keys[start - 1]] if start else None
-        root = self.root(salt)
         self._clock += 1
         for index in range(start, units):
-            first = index * self.unit
-            tokens = tuple(token_ids[first : first + self.unit])
+            tokens = self._tokens(token_ids, index)
             entry = self._entries.get(keys[index])
             if entry is None:
-                entry = Entry(keys[index], parent, tokens, root, hold(index))
+                entry = Entry(keys[index], parent, tokens, salt, hold(index))
                 self._entries[entry.key] = entry
                 if parent is not None:
                     parent.children += 1
-            elif not self._same(entry, parent, tokens, root):
+                self._settle_claim(entry.key)
+            elif not self._same(entry, parent, tokens, salt):
                 break
-            parent = entry
+            parent, start = entry, index + 1
+        if parent is not None:
+            self._text(token_ids, salt).tip = (start, parent)
         used = parent
         while used is not None:
             used.stamp = self._clock
@@ -167,34 +179,52 @@ class PrefixCache(Generic[M]):
         if parent is not None and not parent.children:
             self._push(parent)
 
-    def _holds(self, key: bytes, token_ids: Sequence[int], index: int) -> bool:
-        entry = self._entries.get(key)
-        first = index * self.unit
-        return entry is not None and entry.tokens == tuple(token_ids[first : first + self.unit])
+    def _tokens(self, token_ids: Sequence[int], index: int) -> tuple[int, ...]:
+        """Of unit `index`."""
+        return tuple(token_ids[index * self.unit : (index + 1) * self.unit])
+
+    def _last(self, keys: list[bytes], token_ids: Sequence[int], salt: str, units: int) -> Entry[M] | None:
+        """The last entry of the text's first `units` units, if all of them are entered."""
+        if not units:
+            return None
+        entry = last = self._entries.get(keys[units - 1])
+        if entry is not None and self._text(token_ids, salt).tip == (units, entry):
+            return entry
+        for index in range(units - 1, -1, -1):  # all of them: a key alone may be another text's
+            if entry is None or entry.tokens != self._tokens(token_ids, index) or entry.salt != salt:
+                return None
+            entry = entry.parent
+        return last if entry is None else None
 
     @staticmethod
-    def _same(entry: Entry[M], parent: Entry[M] | None, tokens: tuple[int, ...], root: bytes) -> bool:
-        return entry.tokens == tokens and entry.parent is parent and entry.root == root
+    def _same(entry: Entry[M], parent: Entry[M] | None, tokens: tuple[int, ...], salt: str) -> bool:
+        return entry.tokens == tokens and entry.parent is parent and entry.salt == salt
 
     # ------------------------------------------------------------------ work under way
     def claim(self, owner: Hashable, token_ids: Sequence[int], salt: str) -> None:
-        """`owner` is about to compute these tokens: others with the same prefix may want to wait for it."""
+        """`owner` is about to compute these tokens: others with the same prefix may want to wait for it.
+
+        A claim ends when its unit is entered, or with `unclaim`.
+        """
         mine = [k for k in self.keys(token_ids, salt) if k not in self._entries and k not in self._claims]
         for key in mine:
             self._claims[key] = owner
-        self._claimed[owner] = mine
+        self._claimed[owner] = dict.fromkeys(mine)
 
     def unclaim(self, owner: Hashable) -> None:
         for key in self._claimed.pop(owner, ()):
             del self._claims[key]
+
+    def _settle_claim(self, key: bytes) -> None:
+        if key in self._claims:
+            del self._claimed[self._claims.pop(key)][key]
 
     def awaits(self, token_ids: Sequence[int], salt: str) -> bool:
         """Is the first unit of this text that is not cached being computed right now?"""
         known = len(self.match(token_ids, salt))
         if known >= (len(token_ids) - 1) // self.unit:  # the last token is computed in any case
             return False
-        key = self.keys(token_ids, salt)[known]
-        return key in self._claims and key not in self._entries
+        return self.keys(token_ids, salt)[known] in self._claims
 
     # ------------------------------------------------------------------ giving way
     def evict(self, frees: Callable[[M], bool]) -> bool:
@@ -259,11 +289,14 @@ class PrefixCache(Generic[M]):
                 assert self._entries.get(parent.key) is parent, "an entry outlives its prefix"
                 assert parent.stamp >= entry.stamp, "a prefix is older than what is built on it"
                 children[id(parent)] = children.get(id(parent), 0) + 1
+                assert parent.salt == entry.salt, "a chain changes its salt"
             data = np.asarray(entry.tokens, np.int64).tobytes()
-            assert key == self._hash((parent.key if parent else entry.root) + data), "a key is wrong"
+            before = parent.key if parent is not None else self.root(entry.salt)
+            assert key == self._hash(before + data), "a key is wrong"
         heap = set(self._leaves)
         for entry in self._entries.values():
             assert entry.children == children.get(id(entry), 0), "children miscounted"
             assert entry.children or (entry.stamp, entry.key) in heap, "a leaf can't be evicted"
         assert set(self._claimed) <= set(owners), "a claim outlives its owner"
-        assert len(self._claims) == sum(map(len, self._claimed.values())), "claims miscounted"
+        claims = {key: owner for owner, keys in self._claimed.items() for key in keys}
+        assert claims == self._claims and not claims.keys() & self._entries.keys(), "claims miscounted"

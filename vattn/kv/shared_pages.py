@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from vattn.kv.holders import Holders
 from vattn.kv.layout import RowLayout
+from vattn.kv.page_map import MapRow, PageState, unit_states
 from vattn.kv.prefix import PrefixCache
 from vattn.kv.sharing import Content, Hit, Memory, continuation, find_hit
 from vattn.kv.slots import Slots
@@ -75,7 +76,7 @@ class SharedPages:
         """A slot is about to be parked with this text."""
         if self.prefix is not None and entered:
             key = self.prefix.keys(token_ids, salt)[entered - 1]
-            self._contents[slot] = Content(token_ids, written, entered, key)
+            self._contents[slot] = Content(token_ids, salt, written, entered, key)
 
     def forget(self, slot: int) -> None:
         """A slot is about to be written by somebody else."""
@@ -112,6 +113,22 @@ class SharedPages:
                 self._pool.release_all(pages)
 
     # ------------------------------------------------------------------ books
+    def map_rows(
+        self, owners: Mapping[int, tuple[str, int]]
+    ) -> tuple[tuple[MapRow, ...], dict[int, PageState]]:
+        """Every slot with something mapped, live ones first, and the state of each page known here.
+
+        `owners`: of live slots the request and its tokens.
+        """
+        idle = [s for s in range(self._slots.count) if s not in owners and self._slots.mapped(s)]
+        rows: list[tuple[MapRow, int]] = []
+        for slot in [*owners, *idle]:
+            request_id, tokens = owners.get(slot, (None, 0))
+            pages = self._slots.first_pages(slot, 0, self._slots.mapped(slot))
+            rows.append((MapRow(request_id, tokens, pages), self._layout.pages(tokens)))
+        states = unit_states(rows, self.holders.all_needs(), self.holders.all_cached())
+        return tuple(row for row, _ in rows), states
+
     def check(self, live: dict[int, int], owners: Sequence[str]) -> dict[int, int]:
         """Raise AssertionError unless the counts are right; the references of the cache, by page.
 

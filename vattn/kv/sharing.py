@@ -39,6 +39,7 @@ class Content:
     """What a parked slot holds."""
 
     text: Sequence[int]
+    salt: str
     written: int
     """Tokens of `text` that have K and V."""
     entered: int
@@ -66,16 +67,20 @@ def continuation(
 ) -> tuple[int, int] | None:
     """(slot, cached tokens) of a parked slot whose text this request goes on with, if that saves as much.
 
-    What follows the slot's last entered unit will be overwritten, so all entered ones must match.
+    What follows the slot's last entered unit will be overwritten, so all entered ones must match: in their
+    tokens, as a key may be another text's.
     """
     if not hit.entries:
         return None
-    key, known = hit.entries[-1].key, len(hit.entries) * len(hit.entries[-1].tokens)
+    last = hit.entries[-1]
+    known = len(hit.entries) * len(last.tokens)
     if known > len(token_ids) - 1:
         return None
     best: tuple[int, int] | None = None
     for slot, content in contents.items():
-        if content.key != key:
+        if content.key != last.key or content.salt != last.salt:
+            continue
+        if content.text[:known] != token_ids[:known]:
             continue
         cached, most = known, min(content.written, len(token_ids) - 1)
         while cached < most and content.text[cached] == token_ids[cached]:

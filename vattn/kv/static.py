@@ -13,6 +13,7 @@ import torch
 
 from vattn.kv.base import AttentionInputs, Chunk, ContiguousInputs, KVCache, KVStats
 from vattn.kv.layout import KVLayout, KVShape, KVViews, RowLayout, kv_views
+from vattn.kv.page_map import MapRow, PageMap, PageState
 from vattn.kv.plan import contiguous_inputs
 from vattn.kv.usage import MemoryUsage
 
@@ -72,9 +73,8 @@ class StaticKVCache(KVCache):
     def describe(self) -> dict[str, str | int]:
         return {"layout": str(self.layout.kind), "rows": self.layout.rows}
 
-    @property
-    def capacity_tokens(self) -> int:
-        return self.layout.max_tokens
+    def tokens_in(self, budget_bytes: int) -> int:
+        return self.layout.max_tokens if budget_bytes >= self._row_bytes else 0
 
     @property
     def shares_prefixes(self) -> bool:
@@ -178,6 +178,24 @@ class StaticKVCache(KVCache):
             shared_saved=0,
             tail_waste=0,
             external_waste=in_use - logical,
+        )
+
+    def page_map(self) -> PageMap:
+        usage = self.usage()
+        owners = {row: request_id for request_id, row in self._slots.items()}
+        rows = range(self.layout.rows if usage.physical else 0)
+        return PageMap(
+            backend=self.name,
+            unit="row",
+            unit_bytes=self._row_bytes,
+            unit_tokens=self.layout.max_tokens,
+            row_units=1,
+            rows=tuple(MapRow(owners[r], self._tokens[owners[r]], (r,)) for r in rows if r in owners),
+            states={r: PageState.PRIVATE if r in owners else PageState.FREE for r in rows},
+            in_prefix_cache=frozenset(),
+            loose={},
+            budget_bytes=self._budget,
+            usage=usage,
         )
 
     def stats(self) -> KVStats:

@@ -24,6 +24,7 @@ import torch
 from vattn.kv.base import AttentionInputs, Chunk, ContiguousInputs, KVCache, KVStats
 from vattn.kv.layout import KVLayout, KVShape, RowLayout, kv_views
 from vattn.kv.mapped_slots import MappedSlots
+from vattn.kv.page_map import PageMap, mapped_pages
 from vattn.kv.plan import contiguous_inputs
 from vattn.kv.shared_pages import SharedPages
 from vattn.kv.sharing import Hit
@@ -109,9 +110,8 @@ class VirtualKVCache(KVCache):
             "rows": self.max_rows,
         }
 
-    @property
-    def capacity_tokens(self) -> int:
-        pages = self._mapped.total_pages // self.layout.ranges
+    def tokens_in(self, budget_bytes: int) -> int:
+        pages = budget_bytes // self.layout.page_bytes // self.layout.ranges
         return min(self.layout.max_tokens, self.layout.tokens(pages))
 
     # ------------------------------------------------------------------ admission
@@ -352,6 +352,14 @@ class VirtualKVCache(KVCache):
             tail_waste=mapped - logical,
             external_waste=0,
         )
+
+    def page_map(self) -> PageMap:
+        owners = {live.slot: (request_id, live.tokens) for request_id, live in self._live.items()}
+        with self._mapped.space.frozen():  # or the thread would map between the two
+            rows, states = self._shared.map_rows(owners)
+            return mapped_pages(
+                self.layout, rows, states, self._shared.holders.all_cached(), self.budget_bytes, self.usage()
+            )
 
     def stats(self) -> KVStats:
         return replace(
