@@ -42,7 +42,7 @@ def compare_systems(
     from vattn.bench.peers.factory import peer_systems
     from vattn.bench.run import HEADLINES, Plan, run
     from vattn.bench.target import System
-    from vattn.commands.bench_tables import tables
+    from vattn.commands.bench_tables import in_words, tables
 
     reports.check_writable(options.json_file)
     choices = choices_of(systems)
@@ -60,8 +60,10 @@ def compare_systems(
     compared: list[System] = [*systems_of(loaded, choices, limits)]
     compared += peer_systems(systems.peer or (), name, loaded, limits)
     console.print(
-        f"{loaded.name}: {workload.describe()}\narrivals {arrivals.describe()}; KV budget "
-        f"{opt.format_bytes(limits.kv_memory_bytes)}; longest request {limits.max_model_len:,} tokens"
+        f"{loaded.name}, KV budget {opt.format_bytes(limits.kv_memory_bytes)}, longest request "
+        f"{limits.max_model_len:,} tokens\nworkload {in_words(workload.describe())}\n"
+        f"arrivals {in_words(arrivals.describe())}",
+        highlight=False,
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:

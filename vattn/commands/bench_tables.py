@@ -56,6 +56,18 @@ def tables(report: Mapping[str, Any]) -> Iterator[Table]:
     yield memory
 
 
+def in_words(record: Mapping[str, Any]) -> str:
+    """A workload or arrivals of a report in one line: `random: requests 6, prompt_len uniform 4:24`."""
+    head, *rest = record.items()
+    parts = []
+    for key, value in rest:
+        if isinstance(value, Mapping):
+            share = f", {value['long_share']:.0%} long" if "long_share" in value else ""
+            value = f"{value['kind']} {value['low']}:{value['high']}{share}"
+        parts.append(f"{key} {value}")
+    return f"{head[1]}: {', '.join(parts)}" if parts else str(head[1])
+
+
 def kernel_table(report: Mapping[str, Any]) -> Table:
     """Microseconds by context: attention over all layers, and planning the step."""
     runs = report["runs"]
