@@ -80,7 +80,7 @@ def test_any_mix_finishes(
     drive(Harness(kind, budget, seqs, tokens, policy=policy, weights=weights, overlap=overlap), items)
 
 
-@settings(anything, max_examples=100)
+@settings(anything, max_examples=40)
 @given(items=mixed, tokens=st.integers(6, 48), seqs=st.integers(1, 6))
 def test_with_one_tenant_weights_do_not_matter(items: list[Traffic], tokens: int, seqs: int) -> None:
     def order(weights: dict[str, float]) -> list[list[tuple[str, int]]]:
@@ -96,7 +96,7 @@ def test_with_one_tenant_weights_do_not_matter(items: list[Traffic], tokens: int
 
 
 # ---------------------------------------------------------------------- priority and ageing
-@settings(anything, max_examples=50)
+@settings(anything, max_examples=40)
 @given(items=mixed, ageing=st.integers(1, 100), seqs=st.integers(1, 4))
 def test_nobody_is_overtaken_beyond_the_ageing_bound(items: list[Traffic], ageing: int, seqs: int) -> None:
     harness = Harness("paged", ROOMY, seqs, 16, policy=Priority(ageing))
@@ -157,7 +157,7 @@ def test_backlogged_tenants_are_never_a_round_apart(
     harness = Harness("paged", ROOMY, 128, tokens, weights=shares)
     served = dict.fromkeys(names, 0)
     sent = dict.fromkeys(names, 0)
-    for _ in range(40):
+    for _ in range(25):
         for name, lengths in zip(names, sizes, strict=True):
             while sum(r.num_tokens for r in harness.scheduler.waiting if r.service.tenant == name) < tokens:
                 length = lengths[sent[name] % len(lengths)]
@@ -209,7 +209,7 @@ def first_token_delays(kind: str, heavy: bool, budget_tokens: int) -> tuple[list
     harness = Harness(kind, budget_tokens * SHAPE.token_bytes, seqs=8, tokens=32)
     light: dict[Request, tuple[int, int]] = {}
     steps, tokens = [], []
-    for step in range(600):
+    for step in range(400):
         if step % 12 == 0:
             # Prompts of 24 to 56 tokens: one or two steps of 32 when alone.
             item = Traffic(24 + 8 * (step // 12 % 5), 8, 0, None, Service(tenant="light"))
