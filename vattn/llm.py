@@ -198,6 +198,7 @@ class LLM:
                 fingerprint=self.loaded.fingerprint,
             )
             self.max_model_len = self._kv.capacity_tokens if max_model_len is None else max_model_len
+            self._kv_memory_bytes = self._kv.budget_bytes
             if trace is not None:
                 self._trace = open_trace(
                     trace,
@@ -338,6 +339,28 @@ class LLM:
         """Counters since this engine started; a copy."""
         with self._exclusive():
             return replace(self.engine.metrics, kv_stats=self._kv.stats())
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything about this moment, ready for JSON (`vattn-snapshot-1`): memory, requests, rates, pages.
+
+        The fields are those of `vattn.observe.snapshot.take_snapshot`.
+        """
+        from vattn.bench.report import describe_model
+        from vattn.observe.snapshot import take_snapshot
+
+        limits = self.scheduler_config
+        with self._exclusive():
+            return take_snapshot(
+                self.engine,
+                model=describe_model(self.loaded, self.max_model_len),
+                limits={
+                    "max_num_seqs": limits.max_num_seqs,
+                    "max_num_batched_tokens": limits.max_num_batched_tokens,
+                    "max_model_len": self.max_model_len,
+                    "kv_memory_bytes": self._kv_memory_bytes,
+                },
+                kv=self.describe_kv(),
+            )
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; needed when the model's weights change in place."""

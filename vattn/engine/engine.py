@@ -35,6 +35,7 @@ from vattn.interrupts import interrupts_held
 from vattn.kv.base import KVCache
 from vattn.metrics import EngineMetrics
 from vattn.models.loader import LoadedModel
+from vattn.observe.watch import Watch
 from vattn.outputs import FinishReason, RequestOutput
 from vattn.params import BeamSearchParams, SamplingParams
 from vattn.vmm.driver import DriverError
@@ -77,6 +78,7 @@ class Engine:
         self.sampler = Sampler(seed=seed, eos_token_ids=loaded.eos_token_ids)
         self.metrics = EngineMetrics()
         self.pipeline = Pipeline(self.scheduler, kv, runner, self.sampler, self.metrics)
+        self.watch = Watch(self.metrics, self.scheduler, kv)
         self.overlap = device.type == "cuda" if overlap is None else overlap
         self._flight: InFlight | None = None
         self._ready: list[RequestOutput] = []
@@ -158,6 +160,13 @@ class Engine:
         """True until the request's last output is handed out."""
         return request_id in self._requests or any(o.request_id == request_id for o in self._ready)
 
+    def requests(self) -> list[Request]:
+        """All that have not ended: branches and beams one by one, those that wait for others included."""
+        found: list[Request] = []
+        for leader in self._requests.values():
+            found += [leader] if leader.group is None else leader.group.members
+        return found
+
     @property
     def has_work(self) -> bool:
         awaited = self._flight is not None and any(not r.finished for r in self._flight.sampling)
@@ -169,7 +178,7 @@ class Engine:
 
         An error of the model or the driver leaves every request where it was before the step.
         """
-        with interrupts_held():
+        with interrupts_held(), self.watch:
             self._expire()
             flight = self._flight
             if flight is not None and flight.must_settle_first:
@@ -317,6 +326,8 @@ class Engine:
         request.metrics.finished_time = time.perf_counter()
         self.scheduler.finish(request)
         self.trace.finish(request, finish.reason)
+        if finish.reason in ("stop", "length"):
+            self.watch.finished(request)
 
     def _over(self, leader: Request) -> RequestOutput:
         del self._requests[leader.request_id]

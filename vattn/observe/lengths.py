@@ -1,0 +1,44 @@
+"""Lengths of finished requests, in a few counters: how large pages and blocks should have been."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EXACT = 16
+"""Lengths below have a bucket each; above, every doubling is cut into 8."""
+
+
+def bucket(length: int) -> int:
+    """Lower end of the bucket that holds `length`.
+
+    0 1 2 … 15 | 16 18 20 … 30 | 32 36 40 … 60 | 64 …       at most an eighth wide
+    """
+    if length < EXACT:
+        return length
+    step = 1 << (length.bit_length() - 4)
+    return length - length % step
+
+
+def bucket_end(low: int) -> int:
+    """One more than the longest length in the bucket that begins at `low`."""
+    return low + 1 if low < EXACT else low + (1 << (low.bit_length() - 4))
+
+
+class LengthHistogram:
+    """Counts and sums by bucket; of lengths to a million no more than 150 buckets."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._sums: dict[int, int] = {}
+
+    def add(self, length: int) -> None:
+        low = bucket(length)
+        self._counts[low] = self._counts.get(low, 0) + 1
+        self._sums[low] = self._sums.get(low, 0) + length
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """`{"low", "high", "count", "tokens"}` by rising length; `high` is in the bucket, `tokens` the sum."""
+        return [
+            {"low": low, "high": bucket_end(low) - 1, "count": count, "tokens": self._sums[low]}
+            for low, count in sorted(self._counts.items())
+        ]
