@@ -77,7 +77,8 @@ def test_float_kernels_do_not_spill(rows: dict[str, Row]) -> None:
 def unexplained_words(row: Row, rows: dict[str, Row]) -> int:
     """4-byte loads that are neither block numbers nor token scales: then they are elements of float32.
 
-    How often a program reads a block number differs by Triton; a 16-bit kernel shows how often at most.
+    How often a program reads a block number, a 16-bit kernel shows. Not with Triton 3.6, whose threads each
+    read what they need: there block tables are left out.
     """
     words = row.loads.get("4", 0)
     kind, where, types, _ = row.case.split("/")[:4]
@@ -85,7 +86,7 @@ def unexplained_words(row: Row, rows: dict[str, Row]) -> int:
         return 0
     if where.startswith("contiguous"):
         return words
-    if types != "fp32":
+    if types != "fp32" or TRITON < (3, 7):
         return 0
     like = find(rows, f"{kind}/{where}/bf16/d128", row.cc)
     return max(0, words - like.loads["4"])
