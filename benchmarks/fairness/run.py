@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -125,10 +126,13 @@ def seconds_alone(loaded: LoadedModel, vocab_size: int, options: dict[str, Any])
     params = SamplingParams(temperature=0, max_tokens=OUTPUT["light"], ignore_eos=True, detokenize=False)
     with LLM(loaded, **options) as llm:
         llm.generate(plan[0].prompt, params, use_tqdm=False)
-        start = time.perf_counter()
-        for arrival in plan:
-            llm.generate(arrival.prompt, params, use_tqdm=False)
-        return (time.perf_counter() - start) / len(plan)
+        best = math.inf  # of three: what else runs on the machine must not make the load lighter
+        for _ in range(3):
+            start = time.perf_counter()
+            for arrival in plan:
+                llm.generate(arrival.prompt, params, use_tqdm=False)
+            best = min(best, time.perf_counter() - start)
+        return best / len(plan)
 
 
 def main() -> None:
