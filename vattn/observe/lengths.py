@@ -37,7 +37,7 @@ class LengthHistogram:
         self._sums[low] = self._sums.get(low, 0) + length
 
     def to_list(self) -> list[dict[str, Any]]:
-        """`{"low", "high", "count", "tokens"}` by rising length; `high` is in the bucket, `tokens` the sum."""
+        """`{"low", "high", "count", "tokens"}` by rising length; `high` is inside, `tokens` the sum."""
         return [
             {"low": low, "high": bucket_end(low) - 1, "count": count, "tokens": self._sums[low]}
             for low, count in sorted(self._counts.items())
