@@ -248,7 +248,7 @@ class KVCache(ABC):
         written = self.written(request_id)
         if self.swap is None or not written or not self.swap.fits(written * self.shape.token_bytes):
             return False
-        self.swap.put(request_id, self._read(request_id, written), written)
+        self.swap.put(request_id, self._read(request_id, written), written, self.salt(request_id))
         try:
             self.free(request_id)
         except BaseException:
@@ -267,10 +267,11 @@ class KVCache(ABC):
         Should the copy fail, it is neither attached nor lost: it stays swapped.
         """
         assert self.swap is not None
+        out = self.swap[request_id]
+        salt = salt if salt == out.salt else None  # what it brings back was not to be shared
         cached = self.attach(request_id, token_ids, salt=salt, resumed=True)
         if cached is None:
             return None
-        out = self.swap[request_id]
         started = time.perf_counter()
         moved = 0
         if cached < out.tokens:
@@ -288,6 +289,10 @@ class KVCache(ABC):
         """Forget a swapped request, if it is one."""
         if self.swap is not None:
             self.swap.discard(request_id)
+
+    def salt(self, request_id: str) -> str | None:
+        """With whom a live request shares prefixes; None: with nobody."""
+        return None
 
     @abstractmethod
     def written(self, request_id: str) -> int:
@@ -320,8 +325,13 @@ class KVCache(ABC):
         (`generation` rises), so for a moment they hold both.
         """
 
-    def reset_prefix_cache(self) -> None:  # noqa: B027
-        """Forget every cached prefix. Requests that share one keep it."""
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix. Requests that share one keep it, and leave none behind from now on.
+
+        So what was computed before, perhaps with other weights, is never found again.
+        """
+        if self.swap is not None:
+            self.swap.unshare()
 
     @abstractmethod
     def grow(self, request_id: str, tokens: int) -> bool:

@@ -227,10 +227,18 @@ class PagedKVCache(KVCache):
         self.pool.release_all(reversed(live.table))
 
     def reset_prefix_cache(self) -> None:
-        if self.prefix is not None:
-            self.prefix.clear()
+        super().reset_prefix_cache()
+        if self.prefix is None:
+            return
+        self.prefix.clear()
+        for request_id, live in self._live.items():
+            live.salt = None
+            self.prefix.unclaim(request_id)
 
     # ------------------------------------------------------------------ swap, size
+    def salt(self, request_id: str) -> str | None:
+        return self._live[request_id].salt
+
     def written(self, request_id: str) -> int:
         return self._live[request_id].written
 

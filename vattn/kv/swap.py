@@ -12,7 +12,7 @@ them, the host does not.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,6 +26,8 @@ class SwappedOut:
     data: torch.Tensor
     tokens: int
     """What it had written."""
+    salt: str | None
+    """With whom it may be shared when it is back; None: with nobody."""
 
     @property
     def nbytes(self) -> int:
@@ -56,15 +58,19 @@ class SwapSpace:
     def __getitem__(self, request_id: str) -> SwappedOut:
         return self._held[request_id]
 
-    def put(self, request_id: str, source: torch.Tensor, tokens: int) -> None:
+    def put(self, request_id: str, source: torch.Tensor, tokens: int, salt: str | None = None) -> None:
         """Copy `source`, on the device and of any strides, to the host. There must be room."""
         assert request_id not in self._held
         started = time.perf_counter()
-        out = SwappedOut(self._to_host(source), tokens)
+        out = SwappedOut(self._to_host(source), tokens, salt)
         self.seconds += time.perf_counter() - started
         self._held[request_id] = out
         self.used_bytes += out.nbytes
         self.out_bytes += out.nbytes
+
+    def unshare(self) -> None:
+        """Nothing of what is here may be shared when it is back."""
+        self._held = {request_id: replace(out, salt=None) for request_id, out in self._held.items()}
 
     def restored(self, request_id: str, nbytes: int, seconds: float) -> None:
         """A request is back on the device, `nbytes` of it by a copy from here: forget it."""

@@ -27,7 +27,7 @@ from vattn.kv.mapped_slots import MappedSlots
 from vattn.kv.page_map import PageMap, mapped_pages
 from vattn.kv.plan import contiguous_inputs
 from vattn.kv.shared_pages import SharedPages
-from vattn.kv.sharing import Hit
+from vattn.kv.sharing import Content, Hit
 from vattn.kv.tails import TailCopier
 from vattn.kv.usage import MemoryUsage
 from vattn.vmm.driver import Driver
@@ -141,7 +141,12 @@ class VirtualKVCache(KVCache):
         if tokens > self.layout.max_tokens or not self._slots.num_untaken:
             return None
         hit = self._shared.hit(token_ids, salt)
-        live = self._go_on(token_ids, salt, hit) or self._start(token_ids, salt, hit)
+        live, found = None, self._shared.continuation(token_ids, hit)
+        if found is not None:
+            live = self._go_on(token_ids, salt, *found)
+            if live is None:  # what was found may have been evicted on the way
+                hit = self._shared.hit(token_ids, salt)
+        live = live or self._start(token_ids, salt, hit)
         if live is None and hit.cached:
             live = self._start(token_ids, salt, Hit())
         if live is None:
@@ -177,12 +182,10 @@ class VirtualKVCache(KVCache):
         self._stats.forks += 1
         return True
 
-    def _go_on(self, token_ids: Sequence[int], salt: str | None, hit: Hit) -> _Live | None:
-        """Take over the parked slot that holds the longest match, as it lies: no mapping, no copy."""
-        found = self._shared.continuation(token_ids, hit)
-        if found is None:
-            return None
-        slot, cached, content = found
+    def _go_on(
+        self, token_ids: Sequence[int], salt: str | None, slot: int, cached: int, content: Content
+    ) -> _Live | None:
+        """Take over a parked slot that holds `cached` of the tokens, as it lies: no mapping, no copy."""
         self._slots.take_parked(slot)
         self._shared.forget(slot)
         live = _Live(slot, len(token_ids), salt, token_ids, cached, content.entered)
@@ -287,12 +290,20 @@ class VirtualKVCache(KVCache):
         self._slots.leave(live.slot)
 
     def reset_prefix_cache(self) -> None:
+        super().reset_prefix_cache()
         self._shared.clear()
+        for request_id, live in self._live.items():
+            live.salt = None
+            if self._shared.prefix is not None:
+                self._shared.prefix.unclaim(request_id)
 
     def _evict(self) -> bool:
         return self._shared.evict()
 
     # ------------------------------------------------------------------ swap, size
+    def salt(self, request_id: str) -> str | None:
+        return self._live[request_id].salt
+
     def written(self, request_id: str) -> int:
         return self._live[request_id].written
 
