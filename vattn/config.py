@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from vattn.models.spec import ModelSpec
 
 PolicyName = Literal["fcfs", "priority"]
+PreemptionMode = Literal["recompute", "swap", "auto"]
 KVBackend = Literal["virtual", "paged", "static"]
 LayoutName = Literal["auto", "interleaved", "per_layer"]
 KVDtype = Literal["auto", "fp8_e4m3", "int8"]
 
 CPU_DEFAULT_KV_BYTES = 4 << 30
+DEFAULT_SWAP_BYTES = 4 << 30
+"""vLLM's default, where requests may be swapped."""
 
 
 def _positive(name: str, value: int | None) -> None:
@@ -126,6 +129,8 @@ class SchedulerConfig:
       priority to it: nobody waits forever.
     - `fair_shares`: weights of tenants in tokens and memory; 1 for who is not named.
     - `max_waiting`: requests of one tenant that may wait for a place; None: any number.
+    - `preemption`: what happens to the KV of a request that yields: `"recompute"`, `"swap"` (to host
+      memory, as far as there is swap space) or `"auto"`, what is predicted to cost less.
     """
 
     max_num_seqs: int = 64
@@ -134,6 +139,7 @@ class SchedulerConfig:
     priority_ageing_tokens: int = 16384
     fair_shares: Mapping[str, float] = field(default_factory=dict)
     max_waiting: int | None = None
+    preemption: PreemptionMode = "recompute"
 
     def __post_init__(self) -> None:
         _positive("max_num_seqs", self.max_num_seqs)
@@ -143,6 +149,9 @@ class SchedulerConfig:
         if self.policy not in get_args(PolicyName):
             allowed = ", ".join(map(repr, get_args(PolicyName)))
             raise ConfigError(f"scheduling_policy={self.policy!r} is unknown: use one of {allowed}")
+        if self.preemption not in get_args(PreemptionMode):
+            allowed = ", ".join(map(repr, get_args(PreemptionMode)))
+            raise ConfigError(f"preemption={self.preemption!r} is unknown: use one of {allowed}")
         if not isinstance(self.fair_shares, Mapping):
             raise ConfigError(f"fair_shares must map tenants to weights, got {self.fair_shares!r}")
         object.__setattr__(self, "fair_shares", dict(self.fair_shares))

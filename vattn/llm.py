@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from vattn.config import KVBackend, KVCacheConfig, KVDtype, LayoutName, PolicyName, SchedulerConfig
+from vattn.config import (
+    DEFAULT_SWAP_BYTES,
+    KVBackend,
+    KVCacheConfig,
+    KVDtype,
+    LayoutName,
+    PolicyName,
+    PreemptionMode,
+    SchedulerConfig,
+)
 from vattn.engine.blueprint import open_trace
 from vattn.engine.engine import Engine
 from vattn.engine.events import EventLog
@@ -35,6 +45,9 @@ from vattn.prompts import Prompt, TokenizedPrompt, as_prompts, tokenize
 from vattn.stream import OutputStream
 from vattn.vmm.driver import Driver, open_driver
 
+if TYPE_CHECKING:
+    from vattn.observe.member import Member
+
 Message = Mapping[str, Any]
 
 
@@ -52,7 +65,9 @@ class LLM:
         block_size: tokens in a block of `paged`, and the unit in which prefixes are compared.
         enable_prefix_caching: keep what was computed for later requests that begin alike; it gives way
             before anybody is preempted. Default: where the backend can (`static` can't).
-        swap_space_bytes: host memory to which preempted requests are copied; 0: they are computed again.
+        preemption: what becomes of the KV of a request that yields its memory: `"recompute"`, `"swap"`
+            (copied to host memory) or `"auto"`, what is predicted to cost less.
+        swap_space_bytes: host memory for that; default: 4 GiB, none with `"recompute"`.
         kv_cache_dtype: `"auto"` (the model's), `"int8"` or `"fp8_e4m3"`: one byte a number.
         kv_scales: of a quantised cache: `"token"`, one per token and head, or static ones per head, from
             `vattn.quality.calibrate`: a file, a mapping, or `KVRanges`.
@@ -79,6 +94,9 @@ class LLM:
         enforce_eager: True: never decode from captured graphs. False: also where there is nothing to
             capture, padded as a graph would be. Default: graphs on CUDA, with `"triton"` attention.
         driver: virtual memory driver to map with; default: the device's own. It stays the caller's.
+        coordinator: file through which engines share a device's memory (`vattn top`, `vattn limit`), or
+            `"default"`, this user's own. Default: none, at no cost.
+        engine_name: what it is called there; default: the model's name.
         seed: of requests that bring none.
 
     Raises `ConfigError`, `ModelNotFound`, `UnsupportedModel` or `DriverUnavailable`, before anything is
@@ -97,7 +115,8 @@ class LLM:
         kv_cache_dtype: KVDtype = "auto",
         kv_scales: str | Path | Mapping[str, Any] | KVRanges = "token",
         enable_prefix_caching: bool | None = None,
-        swap_space_bytes: int = 0,
+        preemption: PreemptionMode = "recompute",
+        swap_space_bytes: int | None = None,
         attention: str = "auto",
         device: str = "auto",
         dtype: str | torch.dtype = "auto",
@@ -115,10 +134,14 @@ class LLM:
         overlap: bool | None = None,
         enforce_eager: bool | None = None,
         driver: Driver | None = None,
+        coordinator: str | Path | None = None,
+        engine_name: str | None = None,
         seed: int = 0,
         trust_remote_code: bool = False,
         revision: str | None = None,
     ) -> None:
+        if swap_space_bytes is None:
+            swap_space_bytes = 0 if preemption == "recompute" else DEFAULT_SWAP_BYTES
         self.kv_config = KVCacheConfig(
             backend=kv_backend,
             layout=kv_layout,
@@ -139,6 +162,7 @@ class LLM:
             priority_ageing_tokens=priority_ageing_tokens,
             fair_shares={} if fair_shares is None else fair_shares,
             max_waiting=max_waiting,
+            preemption=preemption,
         )
         if trace is not None and not Path(trace).absolute().parent.is_dir():
             raise ConfigError(f"trace={str(trace)!r}: there is no folder {Path(trace).absolute().parent}")
@@ -186,6 +210,7 @@ class LLM:
         self._own_driver = None if driver is not None else open_driver(self._device)
         used = driver if driver is not None else self._own_driver
         assert used is not None
+        self._driver = used
         try:
             self._kv = create_kv_cache(
                 self.kv_config,
@@ -220,6 +245,7 @@ class LLM:
                 seed=seed,
                 trace=self._trace,
             )
+            self._member = None if coordinator is None else self._join(coordinator, engine_name)
         except BaseException:
             self._trace.close()
             self._close_driver()
@@ -367,6 +393,39 @@ class LLM:
         with self._exclusive():
             self._kv.reset_prefix_cache()
 
+    # ------------------------------------------------------------------ memory comes and goes
+    def resize_kv_cache(self, memory_bytes: int) -> None:
+        """Give the KV cache another budget, also while requests run.
+
+        Smaller: what is parked or cached gives way, then requests are preempted, all within this call.
+        `virtual` maps and unmaps pages; the other backends move to new memory, so that for a moment they
+        hold both. Raises ConfigError, and changes nothing, when one request of `max_model_len` would not
+        fit or the device has not so much.
+        """
+        if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int) or memory_bytes < 1:
+            raise ConfigError(f"resize_kv_cache takes a number of bytes, got {memory_bytes!r}")
+        with self._exclusive():
+            self._require_open()
+            free, total = self._driver.memory_info()
+            if memory_bytes - self._kv.usage().physical > free:
+                raise ConfigError(
+                    f"resize_kv_cache: {memory_bytes:,} bytes asked for, {free:,} of {total:,} are free on "
+                    f"{self._device}"
+                )
+            self.engine.resize_kv(memory_bytes)
+
+    def sleep(self) -> None:
+        """Give all KV memory back to the device. Requests that run wait, and go on after `wake_up`."""
+        with self._exclusive():
+            self._require_open()
+            self.engine.sleep()
+
+    def wake_up(self) -> None:
+        """End `sleep`. If the memory is not there any more, an error says so, and the engine sleeps on."""
+        with self._exclusive():
+            self._require_open()
+            self.engine.wake_up()
+
     def describe_kv(self) -> dict[str, str | int]:
         """How KV memory is laid out: layout, page or block size and their number; what it stores."""
         stored = {"kv_cache_dtype": str(self.kv_shape.dtype).removeprefix("torch.")}
@@ -392,6 +451,8 @@ class LLM:
             if self._closed:
                 return
             self._closed = True
+            if self._member is not None:
+                self._member.leave()
             self.engine.abort_all()
             self._trace.close()
             self._kv.close()
@@ -415,6 +476,17 @@ class LLM:
         limits = self.scheduler_config
         return activation_bytes(self.loaded.model, limits.max_num_batched_tokens, limits.max_num_seqs)
 
+    def _join(self, coordinator: str | Path, name: str | None) -> Member:
+        from vattn.observe.membership import join
+
+        return join(
+            self.engine,
+            coordinator,
+            name=name or self.loaded.name,
+            device=self._device,
+            resize=self.resize_kv_cache,
+        )
+
     def _close_driver(self) -> None:
         if self._own_driver is not None:
             self._own_driver.close()
@@ -429,6 +501,10 @@ class LLM:
             finally:
                 self._inside -= 1
                 self._reap()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RequestError("the engine is closed")
 
     def _reap(self) -> None:
         while not self._inside and self._abandoned:
@@ -480,8 +556,9 @@ class LLM:
         if len(params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts came with {len(params)} sampling parameters")
         with self._exclusive():
-            if self._closed:
-                raise RequestError("the engine is closed")
+            self._require_open()
+            if self.engine.asleep:
+                raise RequestError("the engine sleeps: call wake_up() first")
             for prompt, p in zip(prompts, params, strict=True):
                 self.engine.validate(prompt.token_ids, p)
             self.engine.make_room(services)
@@ -520,9 +597,12 @@ class LLM:
                     return mailbox.popleft()
                 if not self.engine.knows(request_id):
                     raise RequestError("the request was aborted")
+                asleep = self.engine.asleep
                 for output in self.engine.step():
                     if output.request_id in self._mailboxes:
                         self._mailboxes[output.request_id].append(output)
+            if asleep:
+                time.sleep(0.01)  # another thread has to wake it
 
     def _complete(
         self,

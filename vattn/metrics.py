@@ -28,6 +28,10 @@ class EngineMetrics:
     refused_requests: int = 0
     """Requests that were not accepted because too many waited."""
     preemptions: int = 0
+    swapped_requests: int = 0
+    """Preemptions in which K and V were copied to host memory."""
+    recomputed_tokens: int = 0
+    """Tokens computed again because a preemption had dropped their K and V."""
     peak_running: int = 0
     peak_kv_bytes: int = 0
     """Most physical KV memory held at once: in use, parked or cached (`MemoryUsage.held`)."""

@@ -150,7 +150,7 @@ class Harness:
         # The most urgent request that runs is never preempted: it finishes, then the next one does.
         for victim in victims:
             assert self.scheduler.running[0].rank < victim.rank
-        for victim, reason, by in batch.preempted:
+        for victim, reason, by, _ in batch.preempted:
             if reason == "share":
                 assert victim.service.tenant != by.service.tenant
                 assert any(r.service.tenant == victim.service.tenant for r in self.scheduler.running)

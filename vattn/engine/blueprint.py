@@ -11,12 +11,24 @@ import torch
 from vattn.config import KVCacheConfig, SchedulerConfig
 from vattn.engine.events import TraceWriter
 from vattn.engine.policy import create_policy
+from vattn.engine.preemption import Preemption
 from vattn.engine.scheduler import Scheduler
 from vattn.errors import ConfigError
 from vattn.kv.base import KVCache
 from vattn.kv.factory import create_kv_cache
 from vattn.kv.layout import KVShape
 from vattn.vmm.accounting import AccountingDriver
+
+_OPTIONS = (
+    "backend",
+    "layout",
+    "page_bytes",
+    "block_size",
+    "memory_bytes",
+    "prefix_caching",
+    "swap_space_bytes",
+)
+"""Of `KVCacheConfig`, in a log's header."""
 
 
 def create_scheduler(kv: KVCache, config: SchedulerConfig) -> Scheduler:
@@ -27,6 +39,7 @@ def create_scheduler(kv: KVCache, config: SchedulerConfig) -> Scheduler:
         max_num_batched_tokens=config.max_num_batched_tokens,
         policy=create_policy(config.policy, config.priority_ageing_tokens),
         weights=config.fair_shares,
+        preemption=Preemption(kv, config.preemption),
     )
 
 
@@ -70,8 +83,7 @@ def rebuild_cache(header: dict[str, Any]) -> tuple[KVCache, AccountingDriver]:
     try:
         kv = header["kv"]
         shape = KVShape(**{**kv["shape"], "dtype": getattr(torch, kv["shape"]["dtype"])})
-        names = ("backend", "layout", "page_bytes", "block_size", "memory_bytes", "prefix_caching")
-        options = {name: kv[name] for name in names}
+        options = {name: kv[name] for name in _OPTIONS}
         lengths = {"max_model_len": kv["max_model_len"], "model_len": kv["model_len"]}
         driver = AccountingDriver(kv["granularity"], budget=1 << 60)
         config = KVCacheConfig(**options, background_mapping=False)
@@ -106,6 +118,7 @@ def _describe_cache(
         "page_bytes": made.get("page_bytes"),
         "block_size": config.block_size,
         "memory_bytes": memory,
+        "swap_space_bytes": config.swap_space_bytes,
         "prefix_caching": kv.shares_prefixes if config.backend != "static" else None,
         "granularity": granularity,
         "max_model_len": max_model_len,

@@ -30,7 +30,7 @@ from vattn.engine.runner import Runner
 from vattn.engine.sampler import Sampler, sampling_failure
 from vattn.engine.scheduler import Batch
 from vattn.engine.service import DEFAULT_SERVICE, Service
-from vattn.errors import QueueFull, RequestError
+from vattn.errors import ConfigError, QueueFull, RequestError
 from vattn.interrupts import interrupts_held
 from vattn.kv.base import KVCache
 from vattn.metrics import EngineMetrics
@@ -70,16 +70,17 @@ class Engine:
         self.trace = trace or EventLog()
         device = next(loaded.model.parameters()).device
         kernel = create_attention(attention, kv, device)
-        graphs = None
-        if device.type == "cuda" if enforce_eager is None else not enforce_eager:
-            heads = loaded.spec.num_heads
-            graphs = create_graphs(loaded.model, kernel, kv, num_heads=heads, max_batch=config.max_num_seqs)
-        runner = Runner(loaded.model, kernel, device, graphs)
+        self._max_batch = config.max_num_seqs
+        self._captures = device.type == "cuda" if enforce_eager is None else not enforce_eager
+        runner = Runner(loaded.model, kernel, device)
         self.sampler = Sampler(seed=seed, eos_token_ids=loaded.eos_token_ids)
         self.metrics = EngineMetrics()
         self.pipeline = Pipeline(self.scheduler, kv, runner, self.sampler, self.metrics)
         self.watch = Watch(self.metrics, self.scheduler, kv)
+        self._capture()
         self.overlap = device.type == "cuda" if overlap is None else overlap
+        self.asleep = False
+        self._awake_budget = kv.budget_bytes
         self._flight: InFlight | None = None
         self._ready: list[RequestOutput] = []
         """Outputs not handed out yet: what a step settled before it failed is reported by the next."""
@@ -172,6 +173,55 @@ class Engine:
         awaited = self._flight is not None and any(not r.finished for r in self._flight.sampling)
         return self.scheduler.has_work or awaited or bool(self._ready)
 
+    # ------------------------------------------------------------------ memory comes and goes
+    def resize_kv(self, budget_bytes: int) -> None:
+        """Give the cache another budget while requests run; who has no place in it any more yields.
+
+        Raises ConfigError, and changes nothing, where one request of `max_model_len` would not fit.
+        """
+        tokens = self.kv.tokens_in(budget_bytes)
+        if tokens < self.max_model_len:
+            raise ConfigError(
+                f"{budget_bytes:,} bytes of KV hold {tokens:,} tokens of one request; it may have "
+                f"max_model_len={self.max_model_len:,}"
+            )
+        self._awake_budget = budget_bytes
+        if not self.asleep:
+            self._resize(budget_bytes)
+
+    def sleep(self) -> None:
+        """Give all KV memory back. Running requests yield; nothing runs until `wake_up`."""
+        if self.asleep:
+            return
+        self._awake_budget = self.kv.budget_bytes
+        self.asleep = True
+        self.kv.reset_prefix_cache()
+        self._resize(0)
+
+    def wake_up(self) -> None:
+        """Take the memory again and go on; sleeps on, with an error, if it is not there any more."""
+        if self.asleep:
+            self._resize(self._awake_budget)
+            self.asleep = False
+
+    def _resize(self, budget_bytes: int) -> None:
+        with interrupts_held():
+            flight, self._flight = self._flight, None
+            if flight is not None:
+                self._settle(flight)
+            generation = self.kv.generation
+            self.trace.resize(budget_bytes, self.scheduler.resize(budget_bytes))
+            if self.kv.generation != generation and budget_bytes:
+                self._capture()
+
+    def _capture(self) -> None:
+        """Have decodes run from captured graphs, if that is asked for: they know the cache's addresses."""
+        runner, heads = self.pipeline.runner, self.loaded.spec.num_heads
+        if self._captures:
+            runner.graphs = create_graphs(
+                runner.model, runner.attention, self.kv, num_heads=heads, max_batch=self._max_batch
+            )
+
     # ------------------------------------------------------------------ one step
     def step(self) -> list[RequestOutput]:
         """Run one batch; outputs of requests that finished, and of streaming ones that got a token.
@@ -180,6 +230,9 @@ class Engine:
         """
         with interrupts_held(), self.watch:
             self._expire()
+            if self.asleep:
+                outputs, self._ready = self._ready, []
+                return outputs
             flight = self._flight
             if flight is not None and flight.must_settle_first:
                 self._flight = None

@@ -6,7 +6,8 @@
      "beams": false}
     {"event": "refuse", …, "tenant": "a", "waiting": 12, "max_waiting": 8}
     {"event": "admit", …, "id": "0", "cached": 0}                  cached: tokens not to be computed
-    {"event": "preempt", …, "id": "0", "reason": "memory", "by": "1"}
+    {"event": "preempt", …, "id": "0", "reason": "memory", "by": "1", "how": "recompute"}
+    {"event": "resize", …, "budget_bytes": 1048576}                behind those who yielded to it
     {"event": "starve", …, "id": "0"}                              no memory although nothing runs
     {"event": "step", …, "tokens": [["0", 7], …]}                  closes the decisions of that step
     {"event": "step_failed", …, "error": "…"}                      the step just scheduled has not happened
@@ -35,7 +36,7 @@ from vattn.outputs import FinishReason
 
 if TYPE_CHECKING:
     from vattn.engine.pipeline import NewToken
-    from vattn.engine.scheduler import Batch
+    from vattn.engine.scheduler import Batch, Preempted
 
 FORMAT = "vattn-trace-1"
 _BUFFER = 1 << 16
@@ -53,6 +54,9 @@ class EventLog:
     def step(self, batch: Batch) -> None:
         """The scheduler has decided."""
 
+    def resize(self, budget_bytes: int, preempted: Sequence[Preempted]) -> None:
+        """The cache has another budget; these requests yielded to it."""
+
     def step_failed(self, error: BaseException) -> None:
         """The step just decided on has not happened, or could not be decided."""
 
@@ -60,7 +64,7 @@ class EventLog:
         """A step's tokens have arrived."""
 
     def fork(self, parent: Request, child: Request, asked: int, tokens: int) -> None:
-        """A request was to begin with the first `asked` tokens of another, and did with `tokens`; 0: it waits."""
+        """A request was to begin with `asked` tokens of another, and did with `tokens`; 0: it waits."""
 
     def extend(self, request: Request, token: int) -> None:
         """A beam got a token."""
@@ -116,12 +120,21 @@ class TraceWriter(EventLog):
     def step(self, batch: Batch) -> None:
         for request, cached in batch.admitted:
             self._write("admit", id=request.request_id, cached=cached)
-        for victim, reason, by in batch.preempted:
-            self._write("preempt", id=victim.request_id, reason=reason, by=by.request_id)
+        for preempted in batch.preempted:
+            self._preempt(preempted)
         for request in batch.starved:
             self._write("starve", id=request.request_id)
         self._write("step", tokens=[(request.request_id, length) for request, length in batch.items])
         self._step += 1
+
+    def resize(self, budget_bytes: int, preempted: Sequence[Preempted]) -> None:
+        for one in preempted:
+            self._preempt(one)
+        self._write("resize", budget_bytes=budget_bytes)
+
+    def _preempt(self, preempted: Preempted) -> None:
+        victim, reason, by, how = preempted
+        self._write("preempt", id=victim.request_id, reason=reason, by=by.request_id, how=how)
 
     def step_failed(self, error: BaseException) -> None:
         self._write("step_failed", error=f"{type(error).__name__}: {error}")

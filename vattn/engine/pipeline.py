@@ -43,6 +43,10 @@ class InFlight:
     prompt_logprobs: list[tuple[Request, list[TokenLogprobs | None]]]
     beams: dict[Request, list[Candidate]]
     """What may follow the beams among `sampling`."""
+    started: float
+    """Seconds, of the host's clock."""
+    decodes: int
+    prompt_tokens: int
 
     @property
     def must_settle_first(self) -> bool:
@@ -70,6 +74,8 @@ class Pipeline:
         self.runner = runner
         self.sampler = sampler
         self.metrics = metrics
+        self._settled = 0.0
+        """When the last step was over."""
 
     def launch(self, batch: Batch, previous: InFlight | None) -> InFlight:
         """Run a batch behind `previous`, whose tokens may still be on their way.
@@ -103,6 +109,8 @@ class Pipeline:
         self.kv.submitted(self.runner.record_event())
         self.metrics.observe_step(batch.num_tokens, len(self.scheduler.running), self.kv.usage())
         self.metrics.preemptions = self.scheduler.num_preemptions
+        self.metrics.swapped_requests = self.scheduler.preemption.swaps
+        self.metrics.recomputed_tokens = self.scheduler.preemption.recomputed_tokens
 
         for request, length in batch.items:
             request.num_computed += length
@@ -111,15 +119,17 @@ class Pipeline:
                 request.metrics.first_scheduled_time = now
         for row, request in enumerate(sampling):
             request.add_pending(row)
-        return InFlight(packed, sampling, sampled, prompts, beams)
+        decodes = sum(length == 1 for _, length in batch.items)
+        return InFlight(packed, sampling, sampled, prompts, beams, now, decodes, batch.num_tokens - decodes)
 
     def settle(self, flight: InFlight) -> list[NewToken]:
         """Wait for a step's tokens; those of requests that ended meanwhile are dropped."""
         for request, entries in flight.prompt_logprobs:
             request.prompt_logprobs += entries
+        tokens = [] if flight.sampled is None else flight.sampled.token_ids.tolist()
+        self._time(flight)
         if flight.sampled is None:
             return []
-        tokens = flight.sampled.token_ids.tolist()
         logprobs = flight.sampled.logprobs or [None] * len(tokens)
         news = []
         for request, token, entry in zip(flight.sampling, tokens, logprobs, strict=True):
@@ -127,6 +137,14 @@ class Pipeline:
                 request.settle_pending()
                 news.append(NewToken(request, token, entry))
         return news
+
+    def _time(self, flight: InFlight) -> None:
+        """Learn from a step that is over; behind another one it began when that ended."""
+        now = time.perf_counter()
+        seconds = now - max(flight.started, self._settled)
+        self._settled = now
+        if flight.sampled is not None or self.runner.device.type == "cpu":  # else nobody waited for it
+            self.scheduler.preemption.speed.observe(flight.decodes, flight.prompt_tokens, seconds)
 
 
 def _beam_candidates(logits: Tensor, sampling: Sequence[Request]) -> dict[Request, list[Candidate]]:

@@ -9,6 +9,7 @@ The cache runs on the accounting driver: same books, no memory. So a log from a 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,10 @@ from vattn.engine.blueprint import rebuild_cache, rebuild_scheduler
 from vattn.engine.detokenize import IncrementalDetokenizer, StopChecker
 from vattn.engine.events import FORMAT
 from vattn.engine.groups import BeamGroup
+from vattn.engine.preemption import How, ScriptedPreemption
 from vattn.engine.request import Request
 from vattn.engine.sampler import Sampler
-from vattn.engine.scheduler import Batch, Scheduler
+from vattn.engine.scheduler import Batch, Preempted, Scheduler
 from vattn.engine.service import Service
 from vattn.errors import ConfigError
 from vattn.outputs import RequestMetrics
@@ -82,6 +84,7 @@ class _Player:
 
     def __init__(self, scheduler: Scheduler, check: bool) -> None:
         self.scheduler = scheduler
+        self._preemption = scheduler.preemption = ScriptedPreemption(scheduler.kv)
         self.check = check
         self.requests: dict[str, Request] = {}
         self.steps = 0
@@ -118,6 +121,8 @@ class _Player:
                     request.append(token, None)
         elif kind == "fork":
             self._fork(event)
+        elif kind == "resize":
+            self._resize(event["budget_bytes"])
         elif kind == "extend":
             self.requests[event["id"]].append(event["token"], None)
             self.scheduler.resume(self.requests[event["id"]])
@@ -171,12 +176,25 @@ class _Player:
         self.requests[event["id"]] = request
         return request
 
+    def _resize(self, budget_bytes: int) -> None:
+        self._preemption.script = self._hows()
+        done = [_preempted(one) for one in self.scheduler.resize(budget_bytes)]
+        logged, self._logged = self._logged, []
+        if logged != done:
+            self.divergence = f"resized to {budget_bytes:,}, the log has {logged}, the scheduler does {done}"
+        self.decisions += 1
+
+    def _hows(self) -> deque[How]:
+        """What became of preempted requests depended on speeds that only the log's machine knew."""
+        return deque(d[4] for d in self._logged if d[0] == "preempt")
+
     def _step(self) -> None:
+        self._preemption.script = self._hows()
         batch = self.scheduler.schedule()
         logged, self._logged = self._logged, []
         replayed = [
             *(("admit", request.request_id, cached) for request, cached in batch.admitted),
-            *(("preempt", r.request_id, reason, by.request_id) for r, reason, by in batch.preempted),
+            *map(_preempted, batch.preempted),
             *(("starve", request.request_id) for request in batch.starved),
             ("step", [(request.request_id, length) for request, length in batch.items]),
         ]
@@ -208,12 +226,16 @@ class _Player:
         self.scheduler.kv.submitted(None)
 
 
+def _preempted(one: Preempted) -> Any:
+    return ("preempt", one.request.request_id, one.reason, one.by.request_id, one.how)
+
+
 def _decision(event: dict[str, Any]) -> Any:
     kind = event["event"]
     if kind == "admit":
         return (kind, event["id"], event["cached"])
     if kind == "preempt":
-        return (kind, event["id"], event["reason"], event["by"])
+        return (kind, event["id"], event["reason"], event["by"], event["how"])
     if kind == "starve":
         return (kind, event["id"])
     return (kind, [tuple(item) for item in event["tokens"]])

@@ -25,12 +25,13 @@ from typing import Literal, NamedTuple
 
 from vattn.engine.levels import entitled, first_to_yield, level, levels, others_run
 from vattn.engine.policy import FirstComeFirstServed, Policy
+from vattn.engine.preemption import How, Preemption
 from vattn.engine.request import Request, RequestStatus
 from vattn.engine.turns import FairTurns
 from vattn.engine.waiting import WaitingRequests
 from vattn.kv.base import Chunk, KVCache
 
-PreemptReason = Literal["memory", "share"]
+PreemptReason = Literal["memory", "share", "resize"]
 
 QUANTUM_STEPS = 4
 """A tenant's turn lasts so many steps at most: a prompt no longer than that is served in one go."""
@@ -65,9 +66,12 @@ class Preempted(NamedTuple):
 
     request: Request
     reason: PreemptReason
-    """`memory`: a running request had to grow. `share`: another tenant was entitled to the place."""
+    """`memory`: a running request had to grow. `share`: another tenant was entitled to the place.
+    `resize`: the cache became smaller."""
     by: Request
-    """Who got it; itself, when it could not grow and was the first to yield."""
+    """Who got it; itself, when it could not grow and was the first to yield, or nobody did."""
+    how: How
+    """What became of its K and V."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ class Scheduler:
     """Over any KV cache; knows nothing of models.
 
     `policy`: ranks requests; None: first come, first served. `weights`: fair shares of tenants.
+    `preemption`: takes memory from requests and gives it back; None: what is dropped is computed again.
     """
 
     def __init__(
@@ -120,8 +125,10 @@ class Scheduler:
         max_num_batched_tokens: int,
         policy: Policy | None = None,
         weights: Mapping[str, float] | None = None,
+        preemption: Preemption | None = None,
     ) -> None:
         self.kv = kv
+        self.preemption = preemption or Preemption(kv)
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.policy = policy or FirstComeFirstServed()
@@ -147,7 +154,7 @@ class Scheduler:
             self.kv.free(request.request_id)
         elif request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
-        self.kv.discard(request.request_id)
+        self.preemption.forget(request)
         request.status = RequestStatus.FINISHED
 
     def fork(self, parent: Request, child: Request, tokens: int) -> bool:
@@ -314,7 +321,7 @@ class Scheduler:
                 if not slots_full:
                     plan.short[tenant] = own
                 return False
-            self._preempt(Preempted(victim.request, "share", request), plan)
+            self._preempt(victim.request, "share", request, plan)
         cached = self._attach(request)
         if cached is None:
             plan.short[tenant] = own
@@ -334,9 +341,7 @@ class Scheduler:
     def _attach(self, request: Request) -> int | None:
         """Give a request memory for all its tokens; how many need not be computed. None: memory is short."""
         resumed = request.metrics.num_preemptions > 0
-        if self.kv.swapped(request.request_id):
-            return self.kv.swap_in(request.request_id, request.token_ids, salt=request.salt)
-        cached = self.kv.attach(request.request_id, request.token_ids, salt=request.salt, resumed=resumed)
+        cached = self.preemption.take_back(request, resumed=resumed)
         if cached and not resumed:
             request.metrics.num_cached_tokens = min(cached, len(request.prompt_token_ids))
         return cached
@@ -345,7 +350,7 @@ class Scheduler:
         """All that run wait for members of their groups that find no place: the least urgent gives up its."""
         victim = self.running[-1]
         if all(request.idle for request in self.running):
-            self._preempt(Preempted(victim, "memory", next(iter(self.waiting))), plan)
+            self._preempt(victim, "memory", next(iter(self.waiting)), plan)
 
     def _make_room(self, request: Request, plan: _Plan) -> bool:
         """Grow `request` to all its tokens, preempting others that yield before it, at last itself.
@@ -356,16 +361,25 @@ class Scheduler:
             victim = first_to_yield(self.running, self.turns.weights).request
             if len(self.running) == 1:
                 return False
-            self._preempt(Preempted(victim, "memory", request), plan)
+            self._preempt(victim, "memory", request, plan)
             plan.short[victim.service.tenant] = level(self.running, victim.service.tenant, self.turns.weights)
             if victim is request:
                 return False
         return True
 
-    def _preempt(self, preempted: Preempted, plan: _Plan) -> None:
-        victim = preempted.request
+    def _preempt(self, victim: Request, reason: PreemptReason, by: Request, plan: _Plan) -> None:
         tenant = victim.service.tenant
-        self.kv.free(victim.request_id)
+        plan.preempted.append(Preempted(victim, reason, by, self._take_from(victim)))
+        given = plan.lengths.pop(victim, 0)
+        plan.budget += given
+        self.turns.charge(tenant, -given)
+        if victim in plan.prompts.get(tenant, ()):
+            plan.prompts[tenant].remove(victim)
+        plan.closed.add(tenant)
+
+    def _take_from(self, victim: Request) -> How:
+        """Take a running request's memory and place; it waits, or is held if it has nothing to compute."""
+        how = self.preemption.give_up(victim)
         self.running.remove(victim)
         idle, victim.num_computed = victim.idle, 0
         victim.metrics.num_preemptions += 1
@@ -374,13 +388,18 @@ class Scheduler:
             victim.status = RequestStatus.HELD
         else:
             self._enqueue(victim)
-        given = plan.lengths.pop(victim, 0)
-        plan.budget += given
-        self.turns.charge(tenant, -given)
-        if victim in plan.prompts.get(tenant, ()):
-            plan.prompts[tenant].remove(victim)
-        plan.closed.add(tenant)
-        plan.preempted.append(preempted)
+        return how
+
+    def resize(self, budget_bytes: int) -> list[Preempted]:
+        """Change the cache's budget, in one go: as many requests as need be yield, the first to yield first.
+
+        Nothing may be in flight. Returns who did.
+        """
+        gone: list[Preempted] = []
+        while not self.kv.resize(budget_bytes):
+            victim = first_to_yield(self.running, self.turns.weights).request
+            gone.append(Preempted(victim, "resize", victim, self._take_from(victim)))
+        return gone
 
     def check(self) -> None:
         """Raise AssertionError unless queues, statuses and the cache's books agree."""
