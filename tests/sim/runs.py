@@ -65,6 +65,7 @@ def tiny_llm(kv: KVCacheConfig, limits: SchedulerConfig, overlap: bool) -> Itera
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         background_mapping=False,
+        enable_prefix_caching=kv.prefix_caching,
         overlap=overlap,
         driver=HostDriver(granularity=GRANULARITY),
     ) as llm:

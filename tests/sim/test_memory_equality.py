@@ -17,12 +17,17 @@ def lengths(seed: int, n: int) -> list[tuple[int, int]]:
     return [(int(p), int(o)) for p, o in zip(rng.integers(1, 60, n), rng.integers(1, 68, n), strict=True)]
 
 
+@pytest.mark.parametrize("prefixes", [False, True], ids=["alone", "prefixes"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
 @pytest.mark.parametrize("budget", [2, 30], ids=["tight", "ample"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_step_holds_what_the_engine_holds(backend: str, budget: int, overlap: bool) -> None:
+def test_every_step_holds_what_the_engine_holds(
+    backend: str, budget: int, overlap: bool, prefixes: bool
+) -> None:
+    if backend == "static" and prefixes:
+        prefixes = False  # it has no prefix cache: the same run again
     memory = budget * MAX_LEN * kv_shape("llama").token_bytes + 6 * 4096
-    kv = KVCacheConfig(memory_bytes=memory, **BACKENDS[backend])
+    kv = KVCacheConfig(memory_bytes=memory, prefix_caching=prefixes, **BACKENDS[backend])
     requests = lengths(seed=3, n=20)
     truth, totals = run_real(kv, LIMITS, requests, overlap=overlap)
     simulated = run_simulated(tiny_config(kv, LIMITS, overlap=overlap), requests)

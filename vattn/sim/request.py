@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from vattn.engine.request import Request, RequestStatus
 from vattn.engine.service import DEFAULT_SERVICE
@@ -20,8 +19,9 @@ class SimulatedRequest(Request):
         | prompt_len | outputs known | pending |
         |---- num_computed ----|- num_remaining |
 
-    `prompt`: ids, where requests share prefixes; None: ids that no other request has, as a `range`, which
-    takes no memory. Times are seconds of the virtual clock.
+    `prompt`: ids; None: ids that no other request has. `shares`: it may share prefixes with others; its
+    tokens then are a real list as soon as somebody looks at them. If not, all that can be seen of them is a
+    `range`, which takes no memory. Times are seconds of the virtual clock.
     """
 
     def __init__(
@@ -31,6 +31,8 @@ class SimulatedRequest(Request):
         output_len: int,
         arrival_s: float,
         prompt: Sequence[int] | None = None,
+        *,
+        shares: bool = False,
     ) -> None:
         self.request_id = f"r{index}"
         self.index = index
@@ -57,17 +59,32 @@ class SimulatedRequest(Request):
         self.spans: list[int] = []
         """Steps in which it got a token: first, last, first, last … (the last one is `last_step`)."""
         self.last_step = -2
-        self._shared = None if prompt is None else list(prompt)
+        self.salt = "" if shares else None
+        self.group = None
+        self._prompt = prompt
+        self._tokens: list[int] | None = None
         self._base = (index + 1) * _ID_SPACE
-        self.sync_tokens()
 
-    def sync_tokens(self) -> None:
-        """Bring `token_ids` up to the known tokens: needed where the cache looks at them."""
-        outputs = self.known - self.prompt_len
-        if self._shared is None:
-            self.token_ids = cast("list[int]", range(self._base, self._base + self.known))
-        else:
-            self.token_ids = self._shared + list(range(self._base, self._base + outputs))
+    @property
+    def token_ids(self) -> list[int]:  # type: ignore[override]
+        """Prompt and known outputs; where prefixes are shared one growing list, known by its identity."""
+        if self._tokens is not None:
+            return self._tokens
+        own = range(self._base, self._base + self.known)
+        if self.salt is None and self._prompt is None:
+            return own  # type: ignore[return-value]
+        prompt = list(own[: self.prompt_len]) if self._prompt is None else list(self._prompt)
+        self._tokens = [*prompt, *own[self.prompt_len :]]
+        return self._tokens
+
+    def settle(self) -> None:
+        """Its oldest pending token is known."""
+        if self._tokens is not None:
+            self._tokens.append(self._base + self.known)
+        self.known += 1
+        self.pending -= 1
+        if not self.pending:
+            self.pending_row = None
 
     @property
     def num_tokens(self) -> int:
@@ -96,8 +113,7 @@ class SimulatedRequest(Request):
 
     def release_tokens(self) -> None:
         """It is over: its ids are not needed any more."""
-        self._shared = None
-        self.token_ids = []
+        self._prompt, self._tokens = (), []
 
     def token_steps(self) -> list[range]:
         """The steps that gave it a token, in runs."""

@@ -38,7 +38,8 @@ class SimulationConfig:
     tp: int | None = None
     """Devices that share the model; None: the fewest (a power of two) that leave room for KV."""
     kv: KVCacheConfig = field(default_factory=KVCacheConfig)
-    """`memory_bytes`: on each device; None: what weights and a step leave."""
+    """`memory_bytes`: on each device; None: what weights and a step leave. `prefix_caching`: None: where
+    requests have text in common; without, there is nothing to find and no need to hash it."""
     limits: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(256, 2048))
     max_model_len: int | None = None
     weight_dtype: str = "bfloat16"
@@ -157,13 +158,17 @@ def simulate(
     shape = config.kv_shape(tp)
     driver = PricedDriver(config.page_granularity, config.gpu.memory_bytes, config.call_seconds)
     limits = config.limits
+    shares = config.kv.prefix_caching
+    if shares is None:
+        shares = any(p.prompt is not None for p in plans)
     kv = create_kv_cache(
-        replace(config.kv, background_mapping=False),
+        replace(config.kv, background_mapping=False, prefix_caching=shares and config.kv.backend != "static"),
         shape,
         driver,
         max_model_len=config.max_model_len,
         model_len=config.model.max_model_len,
         max_num_seqs=limits.max_num_seqs,
+        fingerprint=config.model.name,
     )
     longest = config.max_model_len or kv.capacity_tokens
     _require_fitting(plans, longest)
@@ -176,7 +181,7 @@ def simulate(
         scheduler,
         kv,
         cost,
-        Source(plans, arrivals, max_concurrency),
+        Source(plans, arrivals, max_concurrency, shares_prefixes=kv.shares_prefixes),
         overlap=config.overlap,
         skip=skip,
         calls=driver.collect,
@@ -188,6 +193,7 @@ def simulate(
         "skipped_steps": outcome.skipped_steps,
         "computed_tokens": sum(outcome.steps.tokens),
         "preemptions": scheduler.num_preemptions,
+        "prefix_hit_tokens": stats.prefix_hit_tokens,
         "rows_adopted": stats.rows_adopted,
         "map_stall_s": sum(outcome.steps.map_stall_s),
         "driver_calls": stats.driver_calls,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from vattn.engine.request import RequestStatus
 from vattn.engine.scheduler import Batch, Scheduler
 from vattn.kv.base import KVCache
-from vattn.sim.cost import CostModel, StepCost
+from vattn.sim.cost import CostModel
 from vattn.sim.record import StepColumns
 from vattn.sim.request import SimulatedRequest
 from vattn.sim.skip import DecodeRun
@@ -88,8 +88,6 @@ class Simulator:
         return Outcome(source.sent, self.steps, self.clock, self.skipped_steps)
 
     def _step(self, batch: Batch) -> None:
-        for preempted in batch.preempted:
-            preempted.request.sync_tokens()  # type: ignore[attr-defined]
         for request in batch.starved:
             request.error = "no memory although nothing else runs"
             self._finish(request, self._free_at)  # type: ignore[arg-type]
@@ -107,9 +105,10 @@ class Simulator:
     def _launch(self, batch: Batch) -> None:
         """Price a batch, write its row, and let its requests have computed it."""
         start = max(self.clock, self._free_at)
+        usage = self.kv.usage()
         step, overlap = len(self.steps), self.overlap
         tokens = chunks = decode_kv = prefill_kv = pairs = 0
-        sampling = self._flight
+        sampling, shares = self._flight, self.kv.shares_prefixes
         for request, length in batch.items:
             end = request.num_computed + length
             tokens += length
@@ -120,6 +119,8 @@ class Simulator:
                 prefill_kv += end
                 pairs += chunk_pairs(end - length, length)
             request.num_computed = end
+            if shares:
+                self.kv.computed(request.request_id, request.token_ids, end)
             if end == request.known + request.pending:  # type: ignore[attr-defined]
                 sampling.append(request)  # type: ignore[arg-type]
                 request.pending += 1  # type: ignore[attr-defined]
@@ -143,21 +144,10 @@ class Simulator:
             self._calls(),
         )
         cost = self.cost.step(work)
-        self._write(start, cost, work, len(batch.preempted))
-        self.clock = self._flight_ends = start + cost.duration
-
-    def _write(self, start: float, cost: StepCost, work: StepWork, preemptions: int) -> None:
         scheduler = self.scheduler
-        self.steps.add(
-            start,
-            cost.duration,
-            cost.stall,
-            work,
-            self.kv.usage(),
-            len(scheduler.running),
-            len(scheduler.waiting),
-            preemptions,
-        )
+        running, waiting = len(scheduler.running), len(scheduler.waiting)
+        self.steps.add(start, cost.duration, cost.stall, work, usage, running, waiting, len(batch.preempted))
+        self.clock = self._flight_ends = start + cost.duration
 
     def _settle(self, requests: Sequence[SimulatedRequest], now: float) -> None:
         """The tokens of a step are known at `now`."""
@@ -165,16 +155,11 @@ class Simulator:
         for request in requests:
             if request.status is finished:
                 continue
-            request.known += 1
-            request.pending -= 1
-            if not request.pending:
-                request.pending_row = None
+            request.settle()
             if request.known == request.prompt_len + 1:
                 request.metrics.first_token_time = now
             if request.known == request.total:
                 self._finish(request, now)
-            elif request.status is RequestStatus.WAITING:
-                request.sync_tokens()  # preempted with a token on its way
 
     def _finish(self, request: SimulatedRequest, now: float) -> None:
         request.metrics.finished_time = now
@@ -188,11 +173,12 @@ class Simulator:
         """True when the next step can only decode the same requests again, until something happens.
 
         All of them decode; nobody gave way; and who waits can't be let in before somebody leaves: the
-        queue is empty, or every place is taken.
+        queue is empty, or every place is taken. Where prefixes are shared each step may enter some.
         """
         scheduler = self.scheduler
         return (
-            not batch.preempted
+            not self.kv.shares_prefixes
+            and not batch.preempted
             and not batch.starved
             and len(batch.items) == len(scheduler.running) > 0
             and (not scheduler.waiting or len(scheduler.running) >= scheduler.max_num_seqs)

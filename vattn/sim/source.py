@@ -57,11 +57,19 @@ def plan(workload: Workload, vocab_size: int) -> list[Plan]:
 class Source:
     """Requests of `plans`, sent as `arrivals` say; at most `max_concurrency` of them unanswered."""
 
-    def __init__(self, plans: Sequence[Plan], arrivals: Arrivals, max_concurrency: int | None = None) -> None:
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        arrivals: Arrivals,
+        max_concurrency: int | None = None,
+        *,
+        shares_prefixes: bool = False,
+    ) -> None:
         if max_concurrency is not None and max_concurrency < 1:
             raise ConfigError(f"--max-concurrency must be at least 1, got {max_concurrency}")
         self.plans = plans
         self.arrivals = arrivals
+        self.shares_prefixes = shares_prefixes
         self.sent: list[SimulatedRequest] = []
         self._slots = None if max_concurrency is None else [0.0] * max_concurrency
         self._turns: dict[str, deque[int]] = {}
@@ -101,7 +109,9 @@ class Source:
         if session is not None and prompt is not None:
             prompt = self._spoken[session] = self._spoken[session] + prompt
             length = len(prompt)
-        request = SimulatedRequest(len(self.sent), length, output_len, arrival, prompt)
+        request = SimulatedRequest(
+            len(self.sent), length, output_len, arrival, prompt, shares=self.shares_prefixes
+        )
         request.plan = index
         self.sent.append(request)
         return request
@@ -117,7 +127,6 @@ class Source:
         if request.error is not None:
             turns.clear()  # after a failure the session ends
         if turns:
-            request.sync_tokens()
             self._spoken[session] = list(request.token_ids)
             index = turns.popleft()
             due = now + self.plans[index].think_s
