@@ -40,12 +40,6 @@ def join(
     return member
 
 
-def leave(engine: Engine, member: Member) -> None:
-    """Take the engine out of the file."""
-    engine.watch.beat = engine.watch.rest = None
-    member.leave()
-
-
 def device_key(device: torch.device) -> str:
     """The same for every process that uses this device, whatever number it has there."""
     if device.type != "cuda":

@@ -62,19 +62,24 @@ class Watch:
         self.totals = LengthHistogram()
         self.beat: Callable[[], None] | None = None
         self.rest: Callable[[], None] | None = None
+        self.on_step: list[Callable[[], None]] = []
+        """Called after every step that did not fail."""
 
     def __enter__(self) -> None:
         if self.beat is not None:
             self.beat()
         self._entered = self._clock()
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         now = self._clock()
         self._busy += now - self._entered
         if now - self._samples[-1].time >= PERIOD_S:
             self._samples.append(self._counters(now))
             while len(self._samples) > 2 and self._samples[1].time <= now - WINDOW_S:
                 self._samples.popleft()
+        if kind is None:
+            for observer in self.on_step:
+                observer()
         if self.rest is not None and not self._scheduler.has_work:
             self.rest()
 
