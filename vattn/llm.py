@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vattn.config import (
     DEFAULT_SWAP_BYTES,
@@ -26,13 +20,13 @@ from vattn.config import (
     PreemptionMode,
     SchedulerConfig,
 )
+from vattn.delivery import Delivery
 from vattn.engine.blueprint import open_trace
 from vattn.engine.engine import Engine
 from vattn.engine.events import EventLog
 from vattn.engine.service import DEFAULT_TENANT, Service
 from vattn.engine.sizing import activation_bytes
 from vattn.errors import ConfigError, RequestError
-from vattn.interrupts import interrupts_held
 from vattn.kv.factory import create_kv_cache
 from vattn.kv.ranges import KVRanges
 from vattn.kv.usage import MemoryUsage
@@ -41,14 +35,12 @@ from vattn.models.attention import register_attention
 from vattn.models.loader import LoadedModel, load_model
 from vattn.outputs import RequestOutput
 from vattn.params import BeamSearchParams, SamplingParams
-from vattn.prompts import Prompt, TokenizedPrompt, as_prompts, tokenize
+from vattn.prompts import Message, Prompt, TokenizedPrompt, as_prompts, render, tokenize
 from vattn.stream import OutputStream
 from vattn.vmm.driver import Driver, open_driver
 
 if TYPE_CHECKING:
     from vattn.observe.member import Member
-
-Message = Mapping[str, Any]
 
 
 class LLM:
@@ -200,12 +192,6 @@ class LLM:
                 f"max_model_len={max_model_len:,} is more than the model's {spec.max_model_len:,} positions"
             )
         self._device = next(self.loaded.model.parameters()).device
-        self._lock = threading.RLock()
-        self._inside = 0
-        self._abandoned: deque[str] = deque()
-        self._ids = itertools.count()
-        self._mailboxes: dict[str, deque[RequestOutput]] = {}
-        self._closed = False
         self._trace = EventLog()
         self._own_driver = None if driver is not None else open_driver(self._device)
         used = driver if driver is not None else self._own_driver
@@ -245,6 +231,7 @@ class LLM:
                 seed=seed,
                 trace=self._trace,
             )
+            self._delivery = Delivery(self.engine)
             self._member = None if coordinator is None else self._join(coordinator, engine_name)
         except BaseException:
             self._trace.close()
@@ -276,7 +263,7 @@ class LLM:
         params = SamplingParams() if sampling_params is None else sampling_params
         tokenized = [self._tokenize(p) for p in as_prompts(prompts)]
         services = Service.each(len(tokenized), priority, tenant, timeout_s)
-        return self._complete(tokenized, params, services, use_tqdm)
+        return self._delivery.complete(tokenized, params, services, use_tqdm)
 
     def chat(
         self,
@@ -297,10 +284,10 @@ class LLM:
         params = SamplingParams() if sampling_params is None else sampling_params
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else list(messages)
         prompts = [
-            self._render(c, chat_template, add_generation_prompt)  # type: ignore[arg-type]
+            render(c, self.loaded.tokenizer, chat_template, add_generation_prompt)  # type: ignore[arg-type]
             for c in conversations
         ]
-        return self._complete(
+        return self._delivery.complete(
             prompts, params, Service.each(len(prompts), priority, tenant, timeout_s), use_tqdm
         )
 
@@ -323,7 +310,7 @@ class LLM:
             raise RequestError(f"beam_search takes BeamSearchParams, not {type(params).__name__}")
         tokenized = [self._tokenize(p) for p in as_prompts(prompts)]
         services = Service.each(len(tokenized), priority, tenant, timeout_s)
-        return self._complete(tokenized, params, services, use_tqdm)
+        return self._delivery.complete(tokenized, params, services, use_tqdm)
 
     def stream(
         self,
@@ -341,29 +328,25 @@ class LLM:
         """
         params = SamplingParams() if sampling_params is None else sampling_params
         service = Service(priority, tenant, timeout_s)
-        [request_id] = self._add([self._tokenize(prompt)], [params], [service], stream=True)
-        return OutputStream(self, request_id)
+        [request_id] = self._delivery.add([self._tokenize(prompt)], [params], [service], stream=True)
+        return OutputStream(self._delivery, request_id)
 
     def abort(self, request_id: str) -> bool:
         """End a request now: its KV memory is free, and whoever waits for it gets what it has.
 
         That output has `finish_reason="abort"`. From any thread. False: no such request is running.
         """
-        with self._exclusive():
-            output = self.engine.abort(request_id)
-            if output is not None and request_id in self._mailboxes:
-                self._mailboxes[request_id].append(output)
-            return output is not None
+        return self._delivery.abort(request_id)
 
     # ------------------------------------------------------------------ look
     def memory_usage(self) -> MemoryUsage:
         """What the KV cache holds right now, in bytes."""
-        with self._exclusive():
+        with self._delivery.exclusive():
             return self._kv.usage()
 
     def metrics(self) -> EngineMetrics:
         """Counters since this engine started; a copy."""
-        with self._exclusive():
+        with self._delivery.exclusive():
             return replace(self.engine.metrics, kv_stats=self._kv.stats())
 
     def snapshot(self) -> dict[str, Any]:
@@ -375,7 +358,7 @@ class LLM:
         from vattn.observe.snapshot import take_snapshot
 
         limits = self.scheduler_config
-        with self._exclusive():
+        with self._delivery.exclusive():
             return take_snapshot(
                 self.engine,
                 model=describe_model(self.loaded, self.max_model_len),
@@ -390,7 +373,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; needed when the model's weights change in place."""
-        with self._exclusive():
+        with self._delivery.exclusive():
             self._kv.reset_prefix_cache()
 
     # ------------------------------------------------------------------ memory comes and goes
@@ -404,8 +387,8 @@ class LLM:
         """
         if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int) or memory_bytes < 1:
             raise ConfigError(f"resize_kv_cache takes a number of bytes, got {memory_bytes!r}")
-        with self._exclusive():
-            self._require_open()
+        with self._delivery.exclusive():
+            self._delivery.require_open()
             free, total = self._driver.memory_info()
             if memory_bytes - self._kv.usage().physical > free:
                 raise ConfigError(
@@ -416,14 +399,14 @@ class LLM:
 
     def sleep(self) -> None:
         """Give all KV memory back to the device. Requests that run wait, and go on after `wake_up`."""
-        with self._exclusive():
-            self._require_open()
+        with self._delivery.exclusive():
+            self._delivery.require_open()
             self.engine.sleep()
 
     def wake_up(self) -> None:
         """End `sleep`. If the memory is not there any more, an error says so, and the engine sleeps on."""
-        with self._exclusive():
-            self._require_open()
+        with self._delivery.exclusive():
+            self._delivery.require_open()
             self.engine.wake_up()
 
     def describe_kv(self) -> dict[str, str | int]:
@@ -438,7 +421,7 @@ class LLM:
 
     def check(self) -> None:
         """Raise AssertionError unless every book of scheduler and cache balances."""
-        with self._exclusive():
+        with self._delivery.exclusive():
             self.engine.scheduler.check()
 
     # ------------------------------------------------------------------ end
@@ -447,10 +430,10 @@ class LLM:
 
         A transformers model that was handed over gets its own attention back.
         """
-        with self._exclusive():
-            if self._closed:
+        with self._delivery.exclusive():
+            if self._delivery.closed:
                 return
-            self._closed = True
+            self._delivery.closed = True
             if self._member is not None:
                 self._member.leave()
             self.engine.abort_all()
@@ -491,142 +474,5 @@ class LLM:
         if self._own_driver is not None:
             self._own_driver.close()
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """One thread in the engine at a time; streams that were dropped unread end when it leaves."""
-        with interrupts_held(), self._lock:
-            self._inside += 1
-            try:
-                yield
-            finally:
-                self._inside -= 1
-                self._reap()
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise RequestError("the engine is closed")
-
-    def _reap(self) -> None:
-        while not self._inside and self._abandoned:
-            request_id = self._abandoned.popleft()
-            self._mailboxes.pop(request_id, None)
-            self.engine.abort(request_id)
-
-    def _abandon(self, request_id: str) -> None:
-        """End a request from a finaliser, which the garbage collector may run in the middle of a step."""
-        self._abandoned.append(request_id)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._reap()
-            finally:
-                self._lock.release()
-
     def _tokenize(self, prompt: Prompt) -> TokenizedPrompt:
         return tokenize(prompt, self.loaded.tokenizer)
-
-    def _render(
-        self, messages: Sequence[Message], chat_template: str | None, add_generation_prompt: bool
-    ) -> TokenizedPrompt:
-        tokenizer = self.loaded.tokenizer
-        if tokenizer is None or not (chat_template or tokenizer.chat_template):
-            raise RequestError("the model has no chat template: pass chat_template=, or use generate")
-        if not messages:
-            raise RequestError("the conversation is empty")
-        text = tokenizer.apply_chat_template(
-            list(messages),
-            chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=False,
-        )
-        # The template writes its own special tokens: the tokenizer must not add them again.
-        return TokenizedPrompt(text, tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _add(
-        self,
-        prompts: Sequence[TokenizedPrompt],
-        params: Sequence[SamplingParams | BeamSearchParams],
-        services: Sequence[Service],
-        *,
-        stream: bool = False,
-    ) -> list[str]:
-        """Accept all of the prompts, or none."""
-        for p in params:
-            if not isinstance(p, (SamplingParams, BeamSearchParams)):
-                raise RequestError(f"sampling parameters are SamplingParams, not {type(p).__name__}: {p!r}")
-        if len(params) != len(prompts):
-            raise RequestError(f"{len(prompts)} prompts came with {len(params)} sampling parameters")
-        with self._exclusive():
-            self._require_open()
-            if self.engine.asleep:
-                raise RequestError("the engine sleeps: call wake_up() first")
-            for prompt, p in zip(prompts, params, strict=True):
-                self.engine.validate(prompt.token_ids, p)
-            self.engine.make_room(services)
-            added = []
-            for prompt, p, service in zip(prompts, params, services, strict=True):
-                request_id = str(next(self._ids))
-                self.engine.add_request(
-                    request_id,
-                    prompt.token_ids,
-                    p,
-                    prompt=prompt.text,
-                    stream=stream,
-                    service=service,
-                    cache_salt=prompt.cache_salt,
-                )
-                self._mailboxes[request_id] = deque()
-                added.append(request_id)
-            return added
-
-    def _drop(self, request_ids: Sequence[str]) -> None:
-        with self._exclusive():
-            for request_id in request_ids:
-                self._mailboxes.pop(request_id, None)
-                self.engine.abort(request_id)
-
-    def _pump(self, request_id: str) -> RequestOutput:
-        """The next output of a request, stepping the engine until there is one."""
-        while True:
-            with self._exclusive():
-                if self._closed:
-                    raise RequestError("the engine was closed while the request ran")
-                mailbox = self._mailboxes.get(request_id)
-                if mailbox is None:
-                    raise RequestError("the stream was closed while it waited")
-                if mailbox:
-                    return mailbox.popleft()
-                if not self.engine.knows(request_id):
-                    raise RequestError("the request was aborted")
-                asleep = self.engine.asleep
-                for output in self.engine.step():
-                    if output.request_id in self._mailboxes:
-                        self._mailboxes[output.request_id].append(output)
-            if asleep:
-                time.sleep(0.01)  # another thread has to wake it
-
-    def _complete(
-        self,
-        prompts: Sequence[TokenizedPrompt],
-        params: SamplingParams | BeamSearchParams | Sequence[SamplingParams],
-        services: Sequence[Service],
-        use_tqdm: bool,
-    ) -> list[RequestOutput]:
-        each: list[SamplingParams | BeamSearchParams]
-        if isinstance(params, Sequence) and not isinstance(params, str):
-            each = list(params)
-        else:
-            each = [params] * max(1, len(prompts))
-        each = each if prompts else []
-        request_ids = self._add(prompts, each, services)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        progress = Progress(*columns, disable=not use_tqdm, transient=True)
-        try:
-            with progress:
-                task = progress.add_task("generating", total=len(request_ids))
-                finished = []
-                for request_id in request_ids:
-                    finished.append(self._pump(request_id))
-                    progress.advance(task)
-                return finished
-        finally:
-            self._drop(request_ids)

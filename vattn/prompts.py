@@ -24,6 +24,7 @@ class TokensPrompt(TypedDict):
 
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+Message = Mapping[str, Any]
 
 
 class TokenizedPrompt(NamedTuple):
@@ -73,6 +74,24 @@ def tokenize(prompt: Prompt, tokenizer: Any | None) -> TokenizedPrompt:
         if isinstance(token, bool) or not isinstance(token, SupportsIndex):
             raise RequestError(f"prompt token {position} is {token!r}: token ids are whole numbers")
     return TokenizedPrompt(text, [operator.index(token) for token in items], salt)
+
+
+def render(
+    messages: Sequence[Message], tokenizer: Any | None, chat_template: str | None, add_generation_prompt: bool
+) -> TokenizedPrompt:
+    """A conversation through the model's chat template. Raises RequestError where there is none."""
+    if tokenizer is None or not (chat_template or tokenizer.chat_template):
+        raise RequestError("the model has no chat template: pass chat_template=, or use generate")
+    if not messages:
+        raise RequestError("the conversation is empty")
+    text = tokenizer.apply_chat_template(
+        list(messages),
+        chat_template=chat_template,
+        add_generation_prompt=add_generation_prompt,
+        tokenize=False,
+    )
+    # The template writes its own special tokens: the tokenizer must not add them again.
+    return TokenizedPrompt(text, tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _as_list(prompt: Any) -> list[Any]:

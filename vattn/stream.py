@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Self
 from vattn.outputs import RequestOutput
 
 if TYPE_CHECKING:
-    from vattn.llm import LLM
+    from vattn.delivery import Delivery
 
 
 class OutputStream(Iterator[RequestOutput]):
     """The moments of one request; made by `LLM.stream`. Also a context manager."""
 
-    def __init__(self, llm: LLM, request_id: str) -> None:
-        self._llm = llm
+    def __init__(self, delivery: Delivery, request_id: str) -> None:
+        self._delivery = delivery
         self.request_id = request_id
         self._open = True
 
@@ -24,7 +24,7 @@ class OutputStream(Iterator[RequestOutput]):
         if not self._open:
             raise StopIteration
         try:
-            output = self._llm._pump(self.request_id)
+            output = self._delivery.pump(self.request_id)
         except BaseException:
             self.close()
             raise
@@ -36,7 +36,7 @@ class OutputStream(Iterator[RequestOutput]):
         """Abort the request if it still runs. Idempotent."""
         if self._open:
             self._open = False
-            self._llm._drop([self.request_id])
+            self._delivery.drop([self.request_id])
 
     def __enter__(self) -> Self:
         return self
@@ -48,4 +48,4 @@ class OutputStream(Iterator[RequestOutput]):
 
     def __del__(self) -> None:
         if self.__dict__.get("_open"):
-            self._llm._abandon(self.request_id)
+            self._delivery.abandon(self.request_id)

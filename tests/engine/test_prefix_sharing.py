@@ -136,7 +136,7 @@ def test_preemption_and_abort_in_the_middle(backend: str) -> None:
     ) as llm:
         doomed = llm.stream(prefix + [5] * 9, greedy(60))
         next(doomed)
-        ids = llm._add(
+        ids = llm._delivery.add(
             [llm._tokenize(p) for p in prompts], [greedy(40)] * len(prompts), services(len(prompts))
         )
         for _ in range(12):
