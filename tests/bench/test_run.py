@@ -107,3 +107,17 @@ def test_the_commit_is_vattns_wherever_one_stands(tmp_path: Path, monkeypatch: p
     ours = subprocess.run(["git", "-C", root, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     monkeypatch.chdir(tmp_path)
     assert environment()["commit"] == (ours.stdout.strip() or None)
+
+
+def test_static_batches_are_run_as_such() -> None:
+    """Limits allow four at once: the fifth and sixth request begin when all four have ended."""
+    work = RandomWorkload(6, (4, 8), (1, 8))
+    static = FakeSystem("static", 1.0, [])
+    static.barrier = True
+    asked = Plan("throughput", work, Arrivals("at-once"), LIMITS, repeats=1)
+    one, other = run(asked, [static, FakeSystem("continuous", 1.0, [])], 50)["runs"]
+    assert (one["batching"], other["batching"]) == ("static", "continuous")
+    requests = one["repeats"][0]["requests"]
+    ended = max(r["finished_s"] for r in requests[:4])
+    assert all(r["first_token_s"] > ended for r in requests[4:])
+    assert other["repeats"][0]["duration_s"] < one["repeats"][0]["duration_s"]

@@ -150,7 +150,14 @@ def _once(
     """One system, one repeat, from a fresh engine: how its memory is laid out, and what was measured."""
     gc.collect()  # what the run before left must not be cleaned up in this one
     with system.open() as target:
-        timelines = drive(requests, arrivals, target, max_concurrency=plan.max_concurrency, progress=progress)
+        timelines = drive(
+            requests,
+            arrivals,
+            target,
+            max_concurrency=_concurrency(system, plan),
+            barrier=system.barrier,
+            progress=progress,
+        )
         inside = target.inside()
         kv = target.kv
     seconds = duration(timelines)
@@ -165,6 +172,14 @@ def _once(
         "requests": [timeline.to_dict() for timeline in timelines],
         "steps": inside.steps.to_dict() if inside.steps is not None else None,
     }
+
+
+def _concurrency(system: System, plan: Plan) -> int | None:
+    """Requests in flight; static batches are as large as the engine runs at once, if nothing else is asked."""
+    if plan.max_concurrency is not None or not system.barrier:
+        return plan.max_concurrency
+    size: int = system.options.get("max_num_seqs", plan.limits.max_num_seqs)
+    return size
 
 
 def _warm_up(plan: Plan, vocab_size: int) -> list[WorkloadRequest]:
