@@ -73,14 +73,19 @@ def tiny_llm(kv: KVCacheConfig, limits: SchedulerConfig, overlap: bool) -> Itera
 
 
 def run_real(
-    kv: KVCacheConfig, limits: SchedulerConfig, lengths: Sequence[tuple[int, int]], *, overlap: bool
+    kv: KVCacheConfig,
+    limits: SchedulerConfig,
+    lengths: Sequence[tuple[int, int]],
+    *,
+    overlap: bool,
+    prompts: Sequence[list[int]] | None = None,
 ) -> tuple[StepTruth, EngineMetrics]:
-    """All at once; each request is (prompt tokens, output tokens)."""
+    """All at once; each request is (prompt tokens, output tokens). `prompts`: their ids; None: random."""
     with tiny_llm(kv, limits, overlap) as llm:
         recorder = _Recorder()
         recorder.truth = StepTruth()
         llm.engine.metrics = llm.engine.pipeline.metrics = recorder
-        prompts = random_prompts(0, [p for p, _ in lengths], loaded("llama").spec.vocab_size)
+        prompts = prompts or random_prompts(0, [p for p, _ in lengths], loaded("llama").spec.vocab_size)
         for i, (prompt, (_, output)) in enumerate(zip(prompts, lengths, strict=True)):
             params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True, detokenize=False)
             llm.engine.add_request(f"r{i}", prompt, params)

@@ -61,20 +61,21 @@ class SimulatedRequest(Request):
         self.last_step = -2
         self.salt = "" if shares else None
         self.group = None
-        self._prompt = prompt
         self._tokens: list[int] | None = None
         self._base = (index + 1) * _ID_SPACE
+        self._own = prompt is None
+        ids = range(self._base, self._base + prompt_len) if prompt is None else prompt
+        self.prompt_token_ids = ids  # type: ignore[assignment]
 
     @property
     def token_ids(self) -> list[int]:  # type: ignore[override]
         """Prompt and known outputs; where prefixes are shared one growing list, known by its identity."""
         if self._tokens is not None:
             return self._tokens
-        own = range(self._base, self._base + self.known)
-        if self.salt is None and self._prompt is None:
-            return own  # type: ignore[return-value]
-        prompt = list(own[: self.prompt_len]) if self._prompt is None else list(self._prompt)
-        self._tokens = [*prompt, *own[self.prompt_len :]]
+        ids = range(self._base, self._base + self.known)
+        if self.salt is None and self._own:
+            return ids  # type: ignore[return-value]
+        self._tokens = [*self.prompt_token_ids, *ids[self.prompt_len :]]
         return self._tokens
 
     def settle(self) -> None:
@@ -113,7 +114,7 @@ class SimulatedRequest(Request):
 
     def release_tokens(self) -> None:
         """It is over: its ids are not needed any more."""
-        self._prompt, self._tokens = (), []
+        self.prompt_token_ids = self._tokens = []
 
     def token_steps(self) -> list[range]:
         """The steps that gave it a token, in runs."""
