@@ -11,9 +11,11 @@ from vattn.commands.compare import compare
 from vattn.commands.generate import generate
 from vattn.commands.info import info
 from vattn.commands.kernels import kernels
+from vattn.commands.pagemap import pagemap
 from vattn.commands.quality import quality
 from vattn.commands.replay import replay
 from vattn.commands.simulate import simulate
+from vattn.commands.top import limit, top
 from vattn.commands.vmm import app as vmm
 
 app = typer.Typer(
@@ -31,6 +33,9 @@ app.command()(kernels)
 app.command()(quality)
 app.command()(replay)
 app.command()(simulate)
+app.command()(pagemap)
+app.command()(top)
+app.command()(limit)
 
 
 def main() -> None:
