@@ -50,6 +50,9 @@ class SimulatedOptions:
     max_num_batched_tokens: opt.MaxBatchedTokens = 2048
     max_model_len: opt.MaxModelLen = None
     gpu_memory_utilization: Annotated[float, typer.Option(help="Share of each GPU's memory to use.")] = 0.9
+    prefix_caching: Annotated[
+        str, typer.Option(help="true, false or auto: where requests have text in common.")
+    ] = "auto"
     mapping: Annotated[
         str, typer.Option(help="hidden: driver calls made ahead, in a thread; exposed: in the step.")
     ] = "hidden"

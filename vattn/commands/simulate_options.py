@@ -68,6 +68,7 @@ def configure(choices: Choices, fit: Fit | None = None) -> SimulationConfig:
         return value == true
 
     assumed = {n: number(n, choices[n]) for n in ASSUMPTIONS if n in choices}
+    caching = choices.get("prefix_caching", "auto") if choices["backend"] != "static" else "auto"
     kv = KVCacheConfig(
         backend=choices["backend"],
         layout=choices.get("kv_layout") or "auto",
@@ -76,6 +77,7 @@ def configure(choices: Choices, fit: Fit | None = None) -> SimulationConfig:
         memory_bytes=parse_bytes(_text(choices.get("kv_memory")), "kv_memory"),
         gpu_memory_utilization=number("gpu_memory_utilization", choices.get("gpu_memory_utilization", 0.9)),
         dtype=choices.get("kv_cache_dtype") or "auto",
+        prefix_caching=None if caching == "auto" else yes("prefix_caching", "true", "false", True),
     )
     prices = {f.name: assumed.pop(f"{f.name}_seconds", None) for f in fields(CallSeconds)}
     return SimulationConfig(

@@ -37,8 +37,8 @@ class Efficiency:
       H100 and up to 72 % of an A100, FlashAttention-3 75 % of an H100 (Shah et al., 2024, section 1).
     - `paged_decode`, `paged_prefill`: time of a paged kernel by a contiguous one's. FlashInfer measures
       1.01 and 1.10; `vattn bench kernels` measures ours.
-    - `step_seconds`, `request_seconds`: host work of a step and of each request in it. Measured with a tiny
-      model on a CPU core, where hardly anything else is left (benchmarks/simulator).
+    - `step_seconds`, `request_seconds`: host work of a step and of each request in it: a guess at a Python
+      engine's; with overlap it hides behind any step that takes longer.
     - `link_latency`: seconds before an all-reduce moves bytes.
     """
 

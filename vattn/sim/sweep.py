@@ -25,13 +25,14 @@ ASSUMPTIONS = {f.name for f in fields(Efficiency)} | {f"{f.name}_seconds" for f 
 KNOBS = (
     "model", "gpu", "tp", "backend", "kv_layout", "page_bytes", "block_size", "kv_memory", "kv_cache_dtype",
     "weight_dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization",
-    "mapping", "overlap",
+    "mapping", "overlap", "prefix_caching",
 )  # fmt: skip
 _OF_BACKEND = {
     "block_size": ("paged",),
     "page_bytes": ("virtual",),
     "kv_layout": ("virtual", "static"),
     "mapping": ("virtual",),
+    "prefix_caching": ("paged", "virtual"),
 }
 """Knobs that only some backends have."""
 
