@@ -63,8 +63,8 @@ class LLM:
         kv_cache_dtype: `"auto"` (the model's), `"int8"` or `"fp8_e4m3"`: one byte a number.
         kv_scales: of a quantised cache: `"token"`, one per token and head, or static ones per head, from
             `vattn.quality.calibrate`: a file, a mapping, or `KVRanges`.
-        attention: the kernel: `"triton"` or `"sdpa"` for contiguous memory, `"triton"` or `"gather"`
-            for paged; `"auto"`: Triton on CUDA, the other on CPU.
+        attention: the kernel: `"triton"`, `"sdpa"`, `"flex"` or `"flash_attn"` for contiguous memory,
+            `"triton"`, `"gather"` or `"flex"` for paged; `"auto"`: Triton on CUDA, SDPA on CPU.
         device: `"auto"` (CUDA where there is one), `"cpu"`, `"cuda"`, `"cuda:1"`.
         dtype: `"auto"` (float32 on CPU, the checkpoint's on CUDA), a name or a `torch.dtype`.
         max_model_len: longest request, prompt and output; default: the model's, or what the cache holds.

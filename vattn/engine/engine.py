@@ -275,8 +275,8 @@ class Engine:
 
     def _settle(self, flight: InFlight) -> None:
         """Enter a step's tokens: append, stop, report."""
-        now = time.perf_counter()
         news = self.pipeline.settle(flight)
+        now = time.perf_counter()  # the tokens are here
         self.trace.tokens(news)
         for request, token, logprobs in news:
             if request.finished:
