@@ -74,7 +74,7 @@ def limit(
             devices = {find(ledger, who).device} if who is not None else {e.device for e in ledger.engines}
             if len(devices) != 1:
                 raise CoordinatorError(
-                    f"--total is of one device: name it (--device); engines are on {sorted(devices) or 'none'}"
+                    f"--total is of one device: name it (--device); engines on {sorted(devices) or 'none'}"
                 )
             [device] = devices
         coordinator.set_total(device, nbytes)

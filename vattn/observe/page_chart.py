@@ -14,7 +14,7 @@ MEANING = {
     PageState.AHEAD: "mapped ahead or surplus of a row",
     PageState.PARKED: "in a row nobody uses now",
     PageState.RETIRING: "given up, unmapped when safe",
-    PageState.FREE: "free",
+    PageState.FREE: "in nobody's hands",
 }
 """Bottom to top."""
 

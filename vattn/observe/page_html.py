@@ -26,7 +26,7 @@ def page_map_html(recording: Recording) -> str:
     return template.substitute(
         subtitle=escape(subtitle(recording)),
         unit=escape(header["unit"]),
-        legend="".join(_legend(state) for state in MEANING),
+        legend="".join(_legend(state) for state in MEANING) + _PALE,
         chart=stacked_svg(frames, first),
         moment=escape(words(frames[first])),
         first=first,
@@ -37,11 +37,12 @@ def page_map_html(recording: Recording) -> str:
 
 
 def fullest(recording: Recording) -> int:
-    """Index of the moment at which live requests needed most."""
+    """Index of the moment at which live requests needed most, and of these the one with most tokens."""
 
-    def needed(index: int) -> int:
-        total: Mapping[str, int] = recording.frames[index]["bytes"]
-        return total["private"] + total["shared"]
+    def needed(index: int) -> tuple[int, int]:
+        frame = recording.frames[index]
+        tokens = sum(row["tokens"] for row in frame["rows"])
+        return frame["bytes"]["private"] + frame["bytes"]["shared"], tokens
 
     return max(range(len(recording.frames)), key=needed)
 
@@ -87,6 +88,12 @@ def _legend(state: PageState) -> str:
     hatch = '<rect class="hatch" width="16" height="16"/>' if state is PageState.SHARED else ""
     box = f'<svg viewBox="0 0 16 16"><rect class="s-{state}" width="16" height="16"/>{hatch}</svg>'
     return f"<li>{box}{state} <span>{MEANING[state]}</span></li>"
+
+
+_PALE = (
+    '<li><svg viewBox="0 0 16 16"><rect class="s-private dim" width="16" height="16"/></svg>pale'
+    " <span>no token there (yet)</span></li>"
+)
 
 
 def _table(recording: Recording) -> str:

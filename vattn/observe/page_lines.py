@@ -72,7 +72,9 @@ def lines(header: Mapping[str, Any], frame: Mapping[str, Any]) -> list[Line]:
         return list(_rows(header, frame, states, cell))
     if header["unit"] == "row":
         who = {row["units"][0]: row for row in frame["rows"]}
-        return [Line(f"{who[u]['owner']}" if u in who else f"row {u}", [cell(u)], 1) for u in sorted(states)]
+        return [
+            Line(f"request {who[u]['owner']}" if u in who else "free", [cell(u)], 1) for u in sorted(states)
+        ]
     blocks = sorted(states)
     groups = [blocks[at : at + BLOCKS_PER_LINE] for at in range(0, len(blocks), BLOCKS_PER_LINE)]
     return [Line(f"{group[0]} … {group[-1]}", [cell(u) for u in group], len(group)) for group in groups]
@@ -83,7 +85,7 @@ def _rows(
 ) -> Iterator[Line]:
     seen: set[int] = set()
     for row in frame["rows"]:
-        label = "parked" if row["owner"] is None else str(row["owner"])
+        label = "parked" if row["owner"] is None else f"request {row['owner']}"
         yield Line(label, [cell(unit) for unit in row["units"]], header["row_units"])
         seen.update(row["units"])
     unseen = [cell(unit) for unit in sorted(states.keys() - seen)]
