@@ -1,0 +1,119 @@
+"""From measurements to what is drawn: fewer points, distributions, fills."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vattn.report.read import Bench, Run
+
+MAX_POINTS = 400
+"""Of a line over time."""
+MAX_ECDF = 200
+Array = npt.NDArray[np.float64]
+
+
+def thin(weights: Sequence[float], limit: int = MAX_POINTS) -> list[int]:
+    """Indices to draw of a long series: of every stretch the one that weighs most, and both ends."""
+    n = len(weights)
+    if n <= limit:
+        return list(range(n))
+    edges = np.linspace(0, n, limit + 1).astype(int)
+    values = np.asarray(weights, np.float64)
+    kept = {int(a + np.argmax(values[a:b])) for a, b in zip(edges[:-1], edges[1:], strict=True) if b > a}
+    return sorted(kept | {0, n - 1})
+
+
+def ecdf(values: Sequence[float], limit: int = MAX_ECDF) -> tuple[list[float], list[float]]:
+    """Values and the share of all that is not above them, at no more than `limit` quantiles."""
+    ordered = np.sort(np.asarray(values, np.float64))
+    if not ordered.size:
+        return [], []
+    at = np.unique(np.linspace(0, ordered.size - 1, min(limit, ordered.size)).round().astype(int))
+    return [float(x) for x in ordered[at]], [float(x) for x in (at + 1) / ordered.size]
+
+
+def latencies(run: Run, name: str) -> list[float]:
+    """Of all repeats together, in milliseconds: `ttft`, `tpot`, `itl` or `e2el`; failed requests don't count."""
+    found: list[float] = []
+    for repeat in run.repeats:
+        for request in repeat.get("requests") or ():
+            if request.get("error") is not None or request.get("finished_s") is None:
+                continue
+            found += [ms for ms in _latency(request, name) if ms is not None]
+    return found
+
+
+def _latency(request: Mapping[str, Any], name: str) -> list[float | None]:
+    first, last, sent = request["first_token_s"], request["finished_s"], request["arrival_s"]
+    if first is None:
+        return []
+    if name == "ttft":
+        return [(first - sent) * 1e3]
+    if name == "e2el":
+        return [(last - sent) * 1e3]
+    if name == "itl":
+        return [gap * 1e3 for gap in request.get("itl_s") or ()]
+    tokens = int(request["output_len"]) // max(1, int(request.get("outputs") or 1))
+    return [(last - first) * 1e3 / (tokens - 1)] if tokens > 1 else []
+
+
+def bins(values: Sequence[float], count: int = 24) -> tuple[Array, bool]:
+    """Edges of a histogram, and whether they rise by factors: where values span more than a decade or so."""
+    low, high = min(values), max(values)
+    if low > 0 and high / low > 20:
+        return np.geomspace(low, high * 1.0001, count + 1), True
+    if high <= low:
+        high = low + 1
+    return np.linspace(low, high, count + 1), False
+
+
+def unit_tokens(bench: Bench, run: Run) -> float | None:
+    """Tokens in what memory is given out in: a block, a page (of one range), or a whole row."""
+    if run.backend == "static":
+        longest = run.options.get("max_model_len") or bench.limits.get("max_model_len")
+        return float(longest) if longest else None
+    if run.backend == "paged":
+        size = run.kv.get("block_size") or run.options.get("block_size")
+        return float(size) if size else None
+    token, layers = token_bytes(bench, run), bench.model.get("num_layers")
+    page = run.kv.get("page_bytes")
+    if run.backend != "virtual" or not page or not token or not layers:
+        return None
+    return page * ranges(bench, run) / token
+
+
+def token_bytes(bench: Bench, run: Run) -> float | None:
+    """K and V of one token in this run's memory: quantised KV takes less than the model's own."""
+    model = run.record.get("model") or bench.model
+    size = model.get("token_bytes")
+    if size is None:
+        return None
+    dtype = str(run.kv.get("kv_cache_dtype") or run.options.get("kv_cache_dtype") or "auto")
+    if dtype in ("int8", "fp8_e4m3") and model.get("num_kv_heads") and str(model.get("dtype")) != dtype:
+        heads, dim = int(model["num_kv_heads"]), int(model["head_dim"])
+        values = -(-heads * dim // 4) * 4 + 4 * heads
+        return 2.0 * int(model["num_layers"]) * (-(-values // 16) * 16)
+    return float(size)
+
+
+def ranges(bench: Bench, run: Run) -> int:
+    """Address ranges of a row: one where tokens lie together, else one per layer for K and for V."""
+    return 2 * int(bench.model["num_layers"]) if run.kv.get("layout") == "per_layer" else 1
+
+
+def tail_fills(bench: Bench, run: Run) -> list[float]:
+    """For every request at its end, how full its last block or page was (static: its row), in (0, 1]."""
+    unit = unit_tokens(bench, run)
+    if not unit:
+        return []
+    found = []
+    for request in run.requests:
+        tokens = int(request["prompt_len"]) + int(request["output_len"]) // max(1, request.get("outputs") or 1)
+        if tokens > 0 and request.get("error") is None:
+            found.append(min(1.0, (tokens - (math.ceil(tokens / unit) - 1) * unit) / unit))
+    return found

@@ -1,0 +1,47 @@
+"""Numbers as people read them, with units."""
+
+from __future__ import annotations
+
+import math
+
+
+def number(value: float) -> str:
+    """Three or four digits that matter: 0.0123, 1.23, 12.3, 1,234."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else str(value)
+    size = abs(value)
+    if size >= 100 or float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if size >= 10 else f"{value:,.2f}" if size >= 1 else f"{value:.3g}"
+
+
+def nbytes(value: float) -> str:
+    """Binary units: 512 B, 1.5 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if float(value).is_integer() else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:,.2f} TiB"
+
+
+def seconds(value: float) -> str:
+    """0 s, 250 µs, 12 ms, 3.5 s."""
+    if value == 0 or abs(value) >= 1:
+        return f"{number(value)} s"
+    return f"{number(value * 1e3)} ms" if abs(value) >= 1e-3 else f"{number(value * 1e6)} µs"
+
+
+def millis(value: float) -> str:
+    """Of milliseconds."""
+    return seconds(value / 1e3) if value >= 1000 or value < 1 else f"{number(value)} ms"
+
+
+def nanos(value: float) -> str:
+    """Of nanoseconds."""
+    return f"{number(value)} ns" if value < 1000 else seconds(value / 1e9)
+
+
+def percent(value: float) -> str:
+    """Of a share: 12.3%, 100%."""
+    shown = value * 100
+    return f"{shown:.0f}%" if shown >= 99.95 or float(shown).is_integer() else f"{shown:.1f}%"
