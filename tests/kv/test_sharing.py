@@ -122,3 +122,47 @@ def test_a_continuation_that_finds_no_memory_may_have_evicted_what_was_found() -
     kv.free("big0")
     run(kv, "c", text + [1] * 60)
     kv.close()
+
+
+# ---------------------------------------------------------------------------- pages and units
+@pytest.mark.parametrize("backend", ["virtual-interleaved", "virtual-per_layer"])
+@pytest.mark.parametrize("whole_page", [True, False])
+def test_of_two_entries_on_one_page_the_later_ones_counts(backend: str, whole_page: bool) -> None:
+    """
+    text of a   | same | same | other      its page 0:  P  holds `other` at the end
+    text of b   | same | same | new  |     its page 0:  Q  a copy of the tail, then `new`
+    text of c   | same | same | new  | …   the first entries hold P, that of `new` holds Q: c needs Q
+    """
+    kv = make_cache(backend, 4 * MAX_TOKENS, fingerprint="model", unit=5)
+    assert isinstance(kv, VirtualKVCache)
+    on_page = GRANULARITY // kv.layout.token_bytes
+    same = on_page // 5 * 5 - 5 * (not whole_page)
+    more = 15 if whole_page else 5
+    a, b = [1] * same + [3] * 5, [1] * same + [2] * more
+    assert run(kv, "a", a) == 0
+    assert run(kv, "b", b) == same
+    assert run(kv, "c", [*b, 4]) == same + more
+    kv.close()
+
+
+@pytest.mark.parametrize("backend", ["virtual-interleaved", "virtual-per_layer"])
+def test_a_finished_row_is_continued_as_far_as_its_text_goes(backend: str) -> None:
+    """Behind the last whole unit token by token: what differs there is computed again."""
+    kv = make_cache(backend, 4 * MAX_TOKENS, fingerprint="model", unit=16)
+    for n, (more, cached) in enumerate([([1] * 9, 40), ([1] * 5 + [2] * 9, 37), ([3] * 9, 32)]):
+        kv.reset_prefix_cache()
+        run(kv, f"a{n}", [1] * 40)
+        kv.free(f"a{n}")
+        assert run(kv, f"b{n}", [1] * 32 + more if n else [1] * 40 + more) == cached
+        assert kv.stats().rows_continued == n + 1
+        kv.free(f"b{n}")
+    kv.close()
+
+
+@sharing
+def test_a_prompt_that_is_cached_whole_computes_its_last_token(backend: str) -> None:
+    kv = make_cache(backend, 4 * MAX_TOKENS, fingerprint="model", unit=16)
+    run(kv, "a", [1] * 32)
+    assert run(kv, "b", [1] * 32) == (16 if backend == "paged-16" else 31)
+    assert run(kv, "short", [1]) == 0, "shorter than a page, a block, a unit"
+    kv.close()

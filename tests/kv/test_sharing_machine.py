@@ -1,8 +1,9 @@
 """Any interleaving of admit, hit, chunked compute, fork, grow, free, eviction, swap and resize, on every
 backend.
 
-K and V of a token are a function of the text up to it, as in a model; so every request, however its memory
-came about, must hold exactly what a plain copy of its own would.
+K and V of a token are a function of the text up to it and of the salt, as of a model and its adapter; so
+every request, however its memory came about, must hold exactly what a plain copy of its own would.
+`mutants` are caches that this notices.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.kv.caches import BACKENDS, MAX_TOKENS, SHAPE, make_cache
+from tests.kv.caches import BACKENDS, GRANULARITY, MAX_TOKENS, SHAPE, make_cache
 from tests.kv.test_machine import read_back
 from vattn.kv.base import Chunk
 from vattn.kv.swap import SwapSpace
@@ -38,15 +39,20 @@ TEXTS = [
 
 
 @lru_cache(maxsize=100_000)
-def token_kv(text: tuple[int, ...]) -> torch.Tensor:
+def token_kv(text: tuple[int, ...], salt: str = "") -> torch.Tensor:
     """`[layers, 2, heads, dim]` of the last token of a text."""
-    generator = torch.Generator().manual_seed(hash(text) % 2**31)
+    generator = torch.Generator().manual_seed(hash((text, len(salt))) % 2**31)
     return torch.randn(SHAPE.num_layers, 2, SHAPE.num_kv_heads, SHAPE.head_dim, generator=generator)
 
 
-def text_kv(text: list[int], start: int, end: int) -> torch.Tensor:
+@lru_cache(maxsize=20_000)
+def _text_kv(text: tuple[int, ...], start: int, salt: str) -> torch.Tensor:
+    return torch.stack([token_kv(text[: i + 1], salt) for i in range(start, len(text))], 2)
+
+
+def text_kv(text: list[int], start: int, end: int, salt: str | None = "") -> torch.Tensor:
     """`[layers, 2, end - start, heads, dim]`."""
-    return torch.stack([token_kv(tuple(text[: i + 1])) for i in range(start, end)], 2)
+    return _text_kv(tuple(text[:end]), start, salt or "")
 
 
 class SharingMachine(RuleBasedStateMachine):
@@ -61,26 +67,35 @@ class SharingMachine(RuleBasedStateMachine):
         self.cache.swap = SwapSpace(3 * MAX_TOKENS * SHAPE.token_bytes // 2, torch.device("cpu"))
         self.swapped: dict[str, tuple[list[int], int, str | None]] = {}
         self.salts: dict[str, str | None] = {}
+        self.said = [list(text) for text in TEXTS]
+        """Texts to go on with."""
         self.budget = self.cache.budget_bytes
         self.count = 0
 
     def compute(self, request_id: str, end: int) -> None:
         text, start = self.texts[request_id], self.written[request_id]
         inputs = self.cache.begin_step([Chunk(request_id, start, end - start)])
-        inputs.kv.flatten(2, 3)[:, :, inputs.slot_mapping] = text_kv(text, start, end)
+        inputs.kv.flatten(2, 3)[:, :, inputs.slot_mapping] = text_kv(text, start, end, self.salts[request_id])
         self.written[request_id] = end
         self.cache.computed(request_id, text, end)
 
     @rule(
-        which=st.sampled_from(range(len(TEXTS))),
-        tokens=st.integers(1, MAX_TOKENS),
-        share=st.floats(0, 1),
-        salt=st.sampled_from(["", "", "", "other", None]),
+        data=st.data(),
+        near=st.sampled_from([*range(0, MAX_TOKENS, 16), *(GRANULARITY * n // 384 for n in range(1, 9))]),
+        off=st.integers(-2, 2) | st.integers(-16, 16),
+        extra=st.lists(st.sampled_from([1, 2, 6]), max_size=9),
+        share=st.just(1.0) | st.floats(0, 1),
+        salt=st.sampled_from(["", "", "", "", "", "other", None]),
     )
-    def admit(self, which: int, tokens: int, share: float, salt: str | None) -> None:
+    def admit(
+        self, data: st.DataObject, near: int, off: int, extra: list[int], share: float, salt: str | None
+    ) -> None:
+        """A text that begins as another one did, up to near a border, and ends otherwise."""
         request_id, before = f"r{self.count}", self.cache.usage()
         self.count += 1
-        mine = TEXTS[which][:tokens]
+        base = self.said[data.draw(st.integers(0, len(self.said) - 1))]
+        mine = [*base[: min(max(near + off, 0), len(base))], *extra][:MAX_TOKENS] or [1]
+        tokens = len(mine)
         could = self.cache.can_admit(tokens, mine, salt=salt)
         cached = self.cache.attach(request_id, mine, salt=salt)
         if cached is None:
@@ -91,6 +106,7 @@ class SharingMachine(RuleBasedStateMachine):
         assert cached == 0 or salt is not None
         self.texts[request_id], self.written[request_id] = mine, cached
         self.salts[request_id] = salt
+        self.said = [*self.said[-8:], mine]
         self.compute(request_id, max(cached + 1, int(tokens * share)))
 
     def pick(self, data: st.DataObject) -> str:
@@ -187,7 +203,7 @@ class SharingMachine(RuleBasedStateMachine):
     def contents_are_those_of_a_private_copy(self) -> None:
         for request_id, written in getattr(self, "written", {}).items():
             if written:
-                want = text_kv(self.texts[request_id], 0, written)
+                want = text_kv(self.texts[request_id], 0, written, self.salts[request_id])
                 assert torch.equal(read_back(self.cache, request_id, written), want), request_id
 
     def teardown(self) -> None:
