@@ -37,7 +37,9 @@ from vattn.sim.setup import Simulation, SimulationConfig, simulate
 from vattn.sim.source import plan
 
 LIMITS = Limits(max_num_seqs=16, max_num_batched_tokens=256, max_model_len=1024, kv_memory_bytes=64 << 20)
-KV = KVCacheConfig(backend="virtual", layout="per_layer", page_bytes=65536, memory_bytes=64 << 20)
+KV = KVCacheConfig(
+    backend="virtual", layout="per_layer", page_bytes=65536, memory_bytes=64 << 20, prefix_caching=True
+)
 CALIBRATE = RandomWorkload(32, Lengths("loguniform", 16, 384), Lengths("uniform", 8, 96), seed=0)
 PREDICT = {
     "other lengths, all at once": (
@@ -156,7 +158,10 @@ def speed(requests: int = 100_000) -> list[dict[str, Any]]:
                 "requests_per_cpu_s": requests / cpu,
             }
         )
-        print(f"speed, {backend}: {requests:,} requests in {cpu:.1f} s of CPU, {wall:.1f} s of wall time")
+        print(
+            f"speed, {backend}: {requests:,} requests in {cpu:.1f} s of CPU, {wall:.1f} s of wall time",
+            flush=True,
+        )
     return rows
 
 
