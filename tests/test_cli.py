@@ -72,6 +72,7 @@ def test_compare_reports_equal_tokens_and_every_figure(tiny: str, tmp_path: Path
         (["compare", "--prompt-len", "9:3"], "prompt_len"),
         (["generate", "x", "--model", "./nowhere"], "nowhere"),
         (["generate", "x", "--temperature", "nan"], "temperature"),
+        (["generate", "x", "--beam-width", "2", "--chat"], "--beam-width"),
     ],
 )
 def test_mistakes_end_in_one_line(args: list[str], says: str) -> None:
@@ -79,6 +80,15 @@ def test_mistakes_end_in_one_line(args: list[str], says: str) -> None:
     assert done.returncode in (1, 2)
     assert says in done.stderr.replace("\n", " ")
     assert "Traceback" not in done.stderr
+
+
+def test_several_outputs_of_one_prompt() -> None:
+    """From the demo model, which has a tokenizer: two samples, and two beams with their scores."""
+    base = [*VATTN, "generate", "The capital of France is", "--max-tokens", "3"]
+    for more, scored in ((["--n", "2", "--temperature", "1", "--seed", "1"], 0), (["--beam-width", "2"], 2)):
+        done = subprocess.run([*base, *more], capture_output=True, text=True, check=True, timeout=300)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("  -> ")]
+        assert len(lines) == 2 and sum(line.endswith(")") for line in lines) == scored
 
 
 def test_ctrl_c_ends_quietly(tiny: str) -> None:

@@ -20,6 +20,10 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Keep this probability mass.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Keep this many tokens; 0 = all.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Outputs for each prompt, sampled.")] = 1,
+    beam_width: Annotated[
+        int | None, typer.Option(min=1, help="Search with so many beams; no sampling.")
+    ] = None,
     kv_layout: opt.Layout = "auto",
     page_bytes: opt.PageBytes = None,
     block_size: opt.BlockSize = 16,
@@ -31,17 +35,23 @@ def generate(
     dtype: opt.Dtype = "auto",
     trace: opt.Trace = None,
 ) -> None:
-    """Complete prompts. One prompt is streamed as it comes; several run as one batch."""
+    """Complete prompts. One prompt is streamed as it comes; several run as one batch.
+
+    Several outputs of one prompt (--n, --beam-width) share its KV.
+    """
     memory = opt.parse_bytes(kv_memory, "--kv-memory")
     page = opt.parse_bytes(page_bytes, "--page-bytes")
     console = Console(stderr=True)
 
+    from vattn.errors import ConfigError
     from vattn.llm import LLM
-    from vattn.params import SamplingParams
+    from vattn.params import BeamSearchParams, SamplingParams
 
     params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+        n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
     )
+    if beam_width is not None and (chat or n > 1 or temperature):
+        raise ConfigError("--beam-width searches: it goes with neither --chat, --n nor --temperature")
     with console.status(f"loading {model}"):
         llm = LLM(
             model,
@@ -58,7 +68,7 @@ def generate(
             trace=trace,
         )
     with llm:
-        if len(prompts) == 1 and not chat:
+        if len(prompts) == 1 and not chat and n == 1 and beam_width is None:
             shown = 0
             with llm.stream(prompts[0], params) as stream:
                 for moment in stream:
@@ -67,9 +77,15 @@ def generate(
                     shown = len(text)
             typer.echo()
             return
-        if chat:
+        if beam_width is not None:
+            beams = BeamSearchParams(beam_width=beam_width, max_tokens=max_tokens)
+            outputs = llm.beam_search(prompts, beams)
+        elif chat:
             outputs = llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts], params)
         else:
             outputs = llm.generate(prompts, params)
         for prompt, output in zip(prompts, outputs, strict=True):
-            typer.echo(f"{prompt!r}\n  -> {output.outputs[0].text!r}")
+            typer.echo(f"{prompt!r}")
+            for completion in output.outputs:
+                score = "" if completion.score is None else f"  ({completion.score:.3f})"
+                typer.echo(f"  -> {completion.text!r}{score}")
