@@ -14,6 +14,7 @@ from vattn.commands.kernels import kernels
 from vattn.commands.pagemap import pagemap
 from vattn.commands.quality import quality
 from vattn.commands.replay import replay
+from vattn.commands.report import report
 from vattn.commands.simulate import simulate
 from vattn.commands.top import limit, top
 from vattn.commands.vmm import app as vmm
@@ -32,6 +33,7 @@ app.add_typer(vmm, name="vmm")
 app.command()(kernels)
 app.command()(quality)
 app.command()(replay)
+app.command()(report)
 app.command()(simulate)
 app.command()(pagemap)
 app.command()(top)

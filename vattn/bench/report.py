@@ -61,10 +61,10 @@ def finish(report: dict[str, Any], headlines: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def check_writable(file: Path | None) -> None:
+def check_writable(file: Path | None, option: str = "--json") -> None:
     """Raise ConfigError before a run whose record could not be written."""
     if file is not None and not file.absolute().parent.is_dir():
-        raise ConfigError(f"--json {file}: there is no folder {file.absolute().parent}")
+        raise ConfigError(f"{option} {file}: there is no folder {file.absolute().parent}")
 
 
 def write(file: Path, report: Mapping[str, Any]) -> None:

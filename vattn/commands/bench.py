@@ -131,6 +131,7 @@ def kernels(
     from vattn.kv.layout import KVShape
 
     reports.check_writable(options.json_file)
+    reports.check_writable(options.html_file, "--html")
     if systems.peer:
         raise ConfigError("--peer: kernels compares attention inside vattn; peers have none to lend")
     lengths = numbers(contexts or ("64,128" if options.smoke else "128,512,1024"), "--contexts")

@@ -127,3 +127,6 @@ class RunOptions:
         typer.Option("--smoke", help="Seconds only, to see that it runs: a tiny random model, two repeats."),
     ] = False
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything measured here.")] = None
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Draw everything measured as one HTML page.")
+    ] = None

@@ -45,6 +45,7 @@ def compare_systems(
     from vattn.commands.bench_tables import in_words, tables
 
     reports.check_writable(options.json_file)
+    reports.check_writable(options.html_file, "--html")
     choices = choices_of(systems)
     console = Console()
     loaded, name = load_model_for(model, options, console)
@@ -91,6 +92,12 @@ def conclude(console: Console, report: dict[str, Any], options: RunOptions) -> N
     if options.json_file is not None:
         reports.write(options.json_file, report)
         console.print(f"everything measured was written to {options.json_file}")
+    if options.html_file is not None:
+        from vattn.report.page import report_html
+        from vattn.report.read import as_bench
+
+        options.html_file.write_text(report_html(as_bench(report)), encoding="utf-8")
+        console.print(f"and drawn in {options.html_file}")
 
 
 def load_model_for(model: ModelOptions, options: RunOptions, console: Console) -> tuple[LoadedModel, str]:

@@ -27,9 +27,17 @@ def memory_chart(bench: Bench, run: Run, end: float) -> str | None:
     top = max(max(held), max(mapped), max(logical), budget or 0)
     stop = times[-1] + float(steps["duration_s"][-1])
     chart = Chart(
-        f"{run.name}: memory by kind", (0, max(end, stop)), (0, top * 1.04), "seconds", "KV memory",
-        units.number, units.nbytes, width=1060, height=270, y_ticks=binary_ticks(top),
-    )  # fmt: skip
+        f"{run.name}: memory by kind",
+        (0, max(end, stop)),
+        (0, top * 1.04),
+        "seconds",
+        "KV memory",
+        units.number,
+        units.nbytes,
+        width=1060,
+        height=270,
+        y_ticks=binary_ticks(top),
+    )
     below = [0] * len(kept)
     for kind, label, meaning in MEMORY:
         above = [low + steps[kind][i] for low, i in zip(below, kept, strict=True)]
@@ -38,7 +46,10 @@ def memory_chart(bench: Bench, run: Run, end: float) -> str | None:
         below = above
     if any(steps["shared_saved"]):
         chart.line(
-            chart.steps(times, mapped, stop), "m-shared", "mapped by requests: what sharing saves lies above", "6 3"
+            chart.steps(times, mapped, stop),
+            "m-shared",
+            "mapped by requests: what sharing saves lies above",
+            "6 3",
         )
     chart.line(chart.steps(times, logical, stop), "m-logical", "logical: tokens x bytes of a token")
     if budget:
@@ -62,12 +73,13 @@ def legend(bench: Bench) -> str:
         if any(any(steps[kind]) for steps in columns)
     ]
     parts.append(
-        '<li><i class="stroke m-logical"></i>logical <span>an ideal allocator, no sharing; waste lies between it '
-        "and what is in use</span></li>"
+        '<li><i class="stroke m-logical"></i>logical <span>an ideal allocator, no sharing; waste lies '
+        "between it and what is in use</span></li>"
     )
     if any(any(steps["shared_saved"]) for steps in columns):
         parts.append(
-            '<li><i class="stroke dashed m-shared"></i>mapped by requests <span>above in use: saved by sharing</span></li>'
+            '<li><i class="stroke dashed m-shared"></i>mapped by requests '
+            "<span>above in use: saved by sharing</span></li>"
         )
     parts.append('<li><i class="stroke dotted m-budget"></i>budget</li>')
     return f'<ul class="legend">{"".join(parts)}</ul>'
@@ -80,7 +92,13 @@ def queue_chart(runs: list[Run], look: dict[str, Style], column: str, end: float
         return None
     top = max(max(run.steps[column]) for run in watched)
     chart = Chart(
-        f"Requests {column}", (0, end), (0, max(1, top) * 1.05), "seconds", "requests", units.number, units.number
+        f"Requests {column}",
+        (0, end),
+        (0, max(1, top) * 1.05),
+        "seconds",
+        "requests",
+        units.number,
+        units.number,
     )
     for run in watched:
         steps = run.steps

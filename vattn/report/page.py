@@ -40,8 +40,12 @@ def report_html(bench: Bench, recordings: Sequence[Recording] = ()) -> str:
         css=asset("page.css"),
         js=asset("page.js"),
         nav="".join(f'<a href="#{s.anchor}">{s.title}</a>' for s in sections),
-        sections="\n".join(f'<section id="{s.anchor}"><h2>{s.title}</h2>{s.body}</section>' for s in sections),
-        footer=escape(f"Made by vattn {version('vattn')} from a {bench.record.get('format', 'benchmark')} record."),
+        sections="\n".join(
+            f'<section id="{s.anchor}"><h2>{s.title}</h2>{s.body}</section>' for s in sections
+        ),
+        footer=escape(
+            f"Made by vattn {version('vattn')} from a {bench.record.get('format', 'benchmark')} record."
+        ),
     )
 
 
@@ -117,12 +121,16 @@ def _glance(bench: Bench) -> str:
         charts.bar_chart(runs, look, "p99_ttft_ms", "TTFT, 99th percentile", units.millis),
         charts.bar_chart(runs, look, "median_tpot_ms", "TPOT, median", units.millis),
         charts.bar_chart(runs, look, "peak_in_use_bytes", "Peak KV memory in use", units.nbytes),
-        charts.bar_chart(runs, look, "kv_utilization", "KV utilization: tokens / memory mapped", units.percent, 1.12),
+        charts.bar_chart(
+            runs, look, "kv_utilization", "KV utilization: tokens / memory mapped", units.percent, 1.12
+        ),
         charts.bar_chart(runs, look, "mean_running", "Requests running, on average", units.number),
         charts.bar_chart(runs, look, "attention_share", "Attention's share of the time", units.percent),
     ]
     grid = _grid(drawn)
-    note = '<p class="note">Bars are medians over repeats, whiskers the interval that holds the true median.</p>'
+    note = (
+        '<p class="note">Bars are medians over repeats, whiskers the interval that holds the true median.</p>'
+    )
     return note + grid if grid else ""
 
 
@@ -144,13 +152,19 @@ def _memory(bench: Bench) -> str:
         return ""
     longest = max(len(run.steps.get("time_s", ())) for run in bench.runs)
     thinned = (
-        f" Of up to {longest:,} steps at most {MAX_POINTS} are drawn: of every stretch the one that needed most."
+        f" Of up to {longest:,} steps at most {MAX_POINTS} are drawn: of each stretch that which needed most."
         if longest > MAX_POINTS
         else ""
     )
     note = f'<p class="note">The repeat of median duration, on one time scale.{thinned}</p>'
     queues = [memory.queue_chart(bench.runs, look, column, end) for column in ("running", "waiting")]
-    parts = [note, memory.legend(bench), *map(_full, drawn), charts.run_legend(bench.runs, look), _grid(queues)]
+    parts = [
+        note,
+        memory.legend(bench),
+        *map(_full, drawn),
+        charts.run_legend(bench.runs, look),
+        _grid(queues),
+    ]
     return "".join(parts)
 
 
@@ -208,7 +222,8 @@ def _tables(bench: Bench) -> str:
 def _setting(bench: Bench) -> str:
     environment = dict(bench.environment)
     command = environment.pop("command", None)
-    parts = [f"<pre><code>{escape(str(command))}</code></pre>"] if command else []
+    said = f"<pre><code>{escape(str(command))}</code></pre>" if command else ""
+    parts = []
     for record, caption in (
         (bench.workload, "Workload"),
         (bench.arrivals, "Arrivals"),
@@ -218,5 +233,6 @@ def _setting(bench: Bench) -> str:
         *(({**run.options, **run.kv}, f"Options and memory of {run.name}") for run in bench.runs),
         (environment, "Environment"),
     ):
-        parts.append(f'<div class="record">{tables.record_table(record, caption)}</div>')
-    return "".join(parts)
+        if record:
+            parts.append(f'<div class="record">{tables.record_table(record, caption)}</div>')
+    return f'{said}<div class="columns">{"".join(parts)}</div>'

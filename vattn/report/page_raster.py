@@ -1,7 +1,7 @@
 """The page map over time: every page or block a line, coloured by what it was there for.
 
-    page 0   |#####====........#########|      # private   = shared   . free
-    page 1   |  ######################  |      runs of the same state are one rectangle
+page 0   |#####====........#########|      # private   = shared   . free
+page 1   |  ######################  |      runs of the same state are one rectangle
 """
 
 from __future__ import annotations
@@ -38,12 +38,25 @@ def raster(recording: Recording) -> tuple[str, str]:
     end = times[-1] + (times[-1] - times[0]) / max(1, len(times) - 1) if len(times) > 1 else times[0] + 1
     header = recording.header
     chart = Chart(
-        f"{header['backend']}: every {header['unit']} over time", (times[0], end), (0, max(1, len(shown))), "seconds",
-        f"{header['unit']}s", units.number, units.number, width=1060,
-        height=max(150, min(520, 3 * len(shown))) + 70, y_ticks=(),
-    )  # fmt: skip
+        f"{header['backend']}: every {header['unit']} over time",
+        (times[0], end),
+        (0, max(1, len(shown))),
+        "seconds",
+        f"{header['unit']}s",
+        units.number,
+        units.number,
+        width=1060,
+        height=max(150, min(520, 3 * len(shown))) + 70,
+        y_ticks=(),
+    )
     for at, unit in enumerate(shown):
-        _line(chart, [states.get(unit) for states in moments], [*times, end], len(shown) - at - 1, f"{header['unit']} {unit}")
+        _line(
+            chart,
+            [states.get(unit) for states in moments],
+            [*times, end],
+            len(shown) - at - 1,
+            f"{header['unit']} {unit}",
+        )
     notes = []
     if every > 1:
         notes.append(f"every {every}th of {len(ids):,} {header['unit']}s is drawn")

@@ -31,9 +31,17 @@ def timeline_chart(run: Run, style: Style, end: float) -> tuple[str, str] | None
     rows = ordered[::every]
     tall = max(4.0, min(14.0, 420 / len(rows)))
     chart = Chart(
-        f"{run.name}: every request", (0, end), (0, len(rows)), "seconds", "requests by arrival", units.number,
-        units.number, width=1060, height=round(tall * len(rows)) + 70, y_ticks=(),
-    )  # fmt: skip
+        f"{run.name}: every request",
+        (0, end),
+        (0, len(rows)),
+        "seconds",
+        "requests by arrival",
+        units.number,
+        units.number,
+        width=1060,
+        height=round(tall * len(rows)) + 70,
+        y_ticks=(),
+    )
     for at, request in enumerate(rows):
         _bar(chart, request, len(rows) - at - 1, style, end)
     note = f"Every {every}th of {len(ordered):,} requests is drawn." if every > 1 else ""
@@ -45,15 +53,17 @@ def _bar(chart: Chart, request: Mapping[str, Any], y: int, style: Style, end: fl
     first, last = request.get("first_token_s"), request.get("finished_s")
     stop = end if last is None else last
     words = (
-        f"request {request['id']}: prompt {request['prompt_len']:,} ({request.get('cached_tokens', 0):,} cached), "
-        f"output {request['output_len']:,}, preempted {request.get('preemptions', 0)} times"
+        f"request {request['id']}: prompt {request['prompt_len']:,} "
+        f"({request.get('cached_tokens', 0):,} cached), output {request['output_len']:,}, preempted {request.get('preemptions', 0)} times"
     )
     low, high = y + 0.1, y + 0.9
     if request.get("error") is not None:
         chart.rect(sent, stop, low, high, "r-error", f"{words}: {request['error']}")
         return
     if begun is None:  # a peer does not tell
-        chart.rect(sent, stop if first is None else first, low, high, "r-prefill", f"{words}: to the first token")
+        chart.rect(
+            sent, stop if first is None else first, low, high, "r-prefill", f"{words}: to the first token"
+        )
     else:
         if begun > sent:
             chart.rect(sent, begun, low, high, "r-queue", f"{words}: queued {units.seconds(begun - sent)}")
@@ -62,7 +72,9 @@ def _bar(chart: Chart, request: Mapping[str, Any], y: int, style: Style, end: fl
     if first is None:
         return
     if stop > first:
-        chart.rect(first, stop, low, high, f"bar {style.css}", f"{words}: decode {units.seconds(stop - first)}")
+        chart.rect(
+            first, stop, low, high, f"bar {style.css}", f"{words}: decode {units.seconds(stop - first)}"
+        )
     for start, until in preempted_gaps(request):
         chart.rect(start, until, low, high, "r-gap", f"{words}: no token for {units.seconds(until - start)}")
 

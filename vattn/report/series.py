@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ def thin(weights: Sequence[float], limit: int = MAX_POINTS) -> list[int]:
         return list(range(n))
     edges = np.linspace(0, n, limit + 1).astype(int)
     values = np.asarray(weights, np.float64)
-    kept = {int(a + np.argmax(values[a:b])) for a, b in zip(edges[:-1], edges[1:], strict=True) if b > a}
+    kept = {int(a + np.argmax(values[a:b])) for a, b in pairwise(edges) if b > a}
     return sorted(kept | {0, n - 1})
 
 
@@ -38,7 +39,7 @@ def ecdf(values: Sequence[float], limit: int = MAX_ECDF) -> tuple[list[float], l
 
 
 def latencies(run: Run, name: str) -> list[float]:
-    """Of all repeats together, in milliseconds: `ttft`, `tpot`, `itl` or `e2el`; failed requests don't count."""
+    """Of all repeats together, in milliseconds: `ttft`, `tpot`, `itl` or `e2el`; failures don't count."""
     found: list[float] = []
     for repeat in run.repeats:
         for request in repeat.get("requests") or ():
@@ -84,7 +85,7 @@ def unit_tokens(bench: Bench, run: Run) -> float | None:
     page = run.kv.get("page_bytes")
     if run.backend != "virtual" or not page or not token or not layers:
         return None
-    return page * ranges(bench, run) / token
+    return float(page) * ranges(bench, run) / token
 
 
 def token_bytes(bench: Bench, run: Run) -> float | None:
@@ -113,7 +114,9 @@ def tail_fills(bench: Bench, run: Run) -> list[float]:
         return []
     found = []
     for request in run.requests:
-        tokens = int(request["prompt_len"]) + int(request["output_len"]) // max(1, request.get("outputs") or 1)
+        tokens = int(request["prompt_len"]) + int(request["output_len"]) // max(
+            1, request.get("outputs") or 1
+        )
         if tokens > 0 and request.get("error") is None:
             found.append(min(1.0, (tokens - (math.ceil(tokens / unit) - 1) * unit) / unit))
     return found

@@ -1,11 +1,11 @@
 """Axes and marks as SVG text: seen without a script, printed sharp, coloured by the page's style sheet.
 
-    +--------------------------- width ---------------------------+
-    | left |  plot area: x() and y() map data to pixels  | right  |
-    |      |                                             |        | height
-    |      +-- ticks ------------------------------------+        |
-    |                    x label                          bottom  |
-    +-------------------------------------------------------------+
++--------------------------- width ---------------------------+
+| left |  plot area: x() and y() map data to pixels  | right  |
+|      |                                             |        | height
+|      +-- ticks ------------------------------------+        |
+|                    x label                          bottom  |
++-------------------------------------------------------------+
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Chart:
     x_ticks: Sequence[float] | None = None
     y_ticks: Sequence[float] | None = None
     left: int = 74
-    right: int = 16
+    right: int = 26
     top: int = 26
     bottom: int = 44
     marks: list[str] = field(default_factory=list)
@@ -97,7 +97,9 @@ class Chart:
 
     def line(self, path: str, css: str, title: str, dash: str = "") -> None:
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
-        self.marks.append(f'<path class="line {css}" d="{path}"{dashed}><title>{escape(title)}</title></path>')
+        self.marks.append(
+            f'<path class="line {css}" d="{path}"{dashed}><title>{escape(title)}</title></path>'
+        )
 
     def straight(self, xs: Sequence[float], ys: Sequence[float]) -> str:
         """Path commands from point to point."""
@@ -105,7 +107,13 @@ class Chart:
         return "M" + "L".join(points)
 
     def area(
-        self, xs: Sequence[float], low: Sequence[float], high: Sequence[float], end: float, css: str, title: str
+        self,
+        xs: Sequence[float],
+        low: Sequence[float],
+        high: Sequence[float],
+        end: float,
+        css: str,
+        title: str,
     ) -> None:
         """What lies between two step lines."""
         above = self.steps(xs, high, end)
@@ -138,7 +146,8 @@ class Chart:
         plot_bottom, plot_right = self.height - self.bottom, self.width - self.right
         parts = [
             f'<svg class="chart" viewBox="0 0 {self.width} {self.height}" role="img" '
-            f'aria-label="{escape(self.title)}" data-plot="{self.left} {self.top} {plot_right} {plot_bottom}">'
+            f'aria-label="{escape(self.title)}" '
+            f'data-plot="{self.left} {self.top} {plot_right} {plot_bottom}">'
             f'<text class="title" x="0" y="13">{escape(self.title)}</text>'
         ]
         for value in self.y_ticks if self.y_ticks is not None else nice_ticks(*self.y_range, 4):
@@ -151,13 +160,15 @@ class Chart:
             x = self.x(value)
             parts.append(f'<path class="grid" d="M{x} {plot_bottom}v4"/>')
             parts.append(
-                f'<text x="{x}" y="{plot_bottom + 17}" text-anchor="middle">{escape(self.x_show(value))}</text>'
+                f'<text x="{x}" y="{plot_bottom + 17}" text-anchor="middle">'
+                f"{escape(self.x_show(value))}</text>"
             )
         parts += self.marks
         parts.append(f'<path class="axis" d="M{self.left} {plot_bottom}H{plot_right}"/>')
         middle = (self.left + plot_right) / 2
         parts.append(
-            f'<text class="label" x="{middle}" y="{self.height - 8}" text-anchor="middle">{escape(self.x_label)}</text>'
+            f'<text class="label" x="{middle}" y="{self.height - 8}" text-anchor="middle">'
+            f"{escape(self.x_label)}</text>"
         )
         if self.y_label:
             y = (self.top + plot_bottom) / 2
@@ -171,7 +182,9 @@ class Chart:
     def _x_ticks(self) -> list[float]:
         if self.x_ticks is not None:
             return list(self.x_ticks)
-        found = log_ticks(*self.x_range) if self.log_x else nice_ticks(*self.x_range, max(2, self.width // 90))
+        found = (
+            log_ticks(*self.x_range) if self.log_x else nice_ticks(*self.x_range, max(2, self.width // 90))
+        )
         # Labels must not run into each other.
         room = 8 + max((len(self.x_show(v)) for v in found), default=1) * 6.4
         kept: list[float] = []

@@ -31,7 +31,9 @@ METRICS: tuple[tuple[str, tuple[tuple[str, str, Show], ...]], ...] = (
     *(
         (
             name.upper(),
-            tuple((f"{s}_{name}_ms", {"std": "standard deviation"}.get(s, s), units.millis) for s in STATISTICS),
+            tuple(
+                (f"{s}_{name}_ms", {"std": "standard deviation"}.get(s, s), units.millis) for s in STATISTICS
+            ),
         )
         for name in LATENCIES
     ),
@@ -65,7 +67,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> s
     """Cells are HTML already. The first column names the row."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     body = "".join(
-        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>' for row in rows
+        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>'
+        for row in rows
     )
     return (
         f'<div class="wide"><table><caption>{caption}</caption><thead><tr>{top}</tr></thead>'
@@ -96,7 +99,7 @@ def _keys(runs: Sequence[Run]) -> list[str]:
 def _interval(found: Mapping[str, Any] | None, show: Show) -> str:
     if found is None:
         return "–"
-    if found["low"] == found["high"]:
+    if show(found["low"]) == show(found["high"]):
         return escape(show(found["median"]))
     spread = f"{show(found['low'])} – {show(found['high'])}"
     return f'{escape(show(found["median"]))} <span class="interval">[{escape(spread)}]</span>'
@@ -105,12 +108,20 @@ def _interval(found: Mapping[str, Any] | None, show: Show) -> str:
 def counter_table(bench: Bench) -> str:
     """What engine, cache and driver counted, in the repeat that is drawn."""
     runs = [run for run in bench.runs if run.counters]
-    keys = list(dict.fromkeys(k for run in runs for k, v in run.counters.items() if not isinstance(v, Mapping)))
+    keys = list(
+        dict.fromkeys(k for run in runs for k, v in run.counters.items() if not isinstance(v, Mapping))
+    )
     rows = []
     for key in keys:
         values = [run.counters.get(key) for run in runs]
         if any(values):
-            show = units.nbytes if "bytes" in key else units.seconds if key.endswith(("_s", "seconds")) else units.number
+            show = (
+                units.nbytes
+                if "bytes" in key
+                else units.seconds
+                if key.endswith(("_s", "seconds"))
+                else units.number
+            )
             rows.append([escape(_words(key)), *("–" if v is None else escape(show(v)) for v in values)])
     return table(["", *(escape(run.name) for run in runs)], rows, "Counters") if rows else ""
 
@@ -135,7 +146,9 @@ def kernel_table(bench: Bench) -> str:
     for run in bench.runs:
         for p in run.record.get("points") or ():
             us, plan = p["attend_us"], p["plan_us"]
-            attend = f'{us["median"]:,.0f} <span class="interval">[{us["low"]:,.0f} – {us["high"]:,.0f}]</span>'
+            attend = (
+                f'{us["median"]:,.0f} <span class="interval">[{us["low"]:,.0f} – {us["high"]:,.0f}]</span>'
+            )
             rows.append([escape(run.name), f"{p['context']:,}", attend, f"{plan['median']:,.0f}"])
     return table(["run", "context", "attention (µs)", "planning (µs)"], rows, "Attention") if rows else ""
 
