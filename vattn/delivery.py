@@ -74,10 +74,14 @@ class Delivery:
         prompts: Sequence[TokenizedPrompt],
         params: Sequence[SamplingParams | BeamSearchParams],
         services: Sequence[Service],
+        added: list[str],
         *,
         stream: bool = False,
-    ) -> list[str]:
-        """Accept all of the prompts, or none."""
+    ) -> None:
+        """Accept all of the prompts, or none; their ids go to `added`.
+
+        They are there even if a Ctrl-C, held back meanwhile, is raised at the end.
+        """
         for p in params:
             if not isinstance(p, (SamplingParams, BeamSearchParams)):
                 raise RequestError(f"sampling parameters are SamplingParams, not {type(p).__name__}: {p!r}")
@@ -90,7 +94,6 @@ class Delivery:
             for prompt, p in zip(prompts, params, strict=True):
                 self._engine.validate(prompt.token_ids, p)
             self._engine.make_room(services)
-            added = []
             for prompt, p, service in zip(prompts, params, services, strict=True):
                 request_id = str(next(self._ids))
                 self._engine.add_request(
@@ -104,7 +107,6 @@ class Delivery:
                 )
                 self._mailboxes[request_id] = deque()
                 added.append(request_id)
-            return added
 
     def drop(self, request_ids: Sequence[str]) -> None:
         with self.exclusive():
@@ -145,10 +147,11 @@ class Delivery:
         else:
             each = [params] * max(1, len(prompts))
         each = each if prompts else []
-        request_ids = self.add(prompts, each, services)
+        request_ids: list[str] = []
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         progress = Progress(*columns, disable=not use_tqdm, transient=True)
         try:
+            self.add(prompts, each, services, request_ids)
             with progress:
                 task = progress.add_task("generating", total=len(request_ids))
                 finished = []

@@ -27,7 +27,8 @@ from vattn.engine.events import EventLog
 from vattn.engine.service import DEFAULT_TENANT, Service
 from vattn.engine.sizing import activation_bytes
 from vattn.errors import ConfigError, RequestError
-from vattn.kv.factory import create_kv_cache
+from vattn.kv.base import KVCache
+from vattn.kv.factory import create_kv_cache, open_kv_driver
 from vattn.kv.ranges import KVRanges
 from vattn.kv.usage import MemoryUsage
 from vattn.metrics import EngineMetrics
@@ -37,7 +38,7 @@ from vattn.outputs import RequestOutput
 from vattn.params import BeamSearchParams, SamplingParams
 from vattn.prompts import Message, Prompt, TokenizedPrompt, as_prompts, render, tokenize
 from vattn.stream import OutputStream
-from vattn.vmm.driver import Driver, open_driver
+from vattn.vmm.driver import Driver
 
 if TYPE_CHECKING:
     from vattn.observe.member import Member
@@ -193,12 +194,13 @@ class LLM:
             )
         self._device = next(self.loaded.model.parameters()).device
         self._trace = EventLog()
-        self._own_driver = None if driver is not None else open_driver(self._device)
+        self._own_driver = None if driver is not None else open_kv_driver(self._device)
         used = driver if driver is not None else self._own_driver
         assert used is not None
         self._driver = used
+        kv: KVCache | None = None
         try:
-            self._kv = create_kv_cache(
+            self._kv = kv = create_kv_cache(
                 self.kv_config,
                 self.kv_shape,
                 used,
@@ -232,9 +234,12 @@ class LLM:
                 trace=self._trace,
             )
             self._delivery = Delivery(self.engine)
+            self._closed = False
             self._member = None if coordinator is None else self._join(coordinator, engine_name)
         except BaseException:
             self._trace.close()
+            if kv is not None:
+                kv.close()
             self._close_driver()
             raise
 
@@ -328,8 +333,13 @@ class LLM:
         """
         params = SamplingParams() if sampling_params is None else sampling_params
         service = Service(priority, tenant, timeout_s)
-        [request_id] = self._delivery.add([self._tokenize(prompt)], [params], [service], stream=True)
-        return OutputStream(self._delivery, request_id)
+        request_ids: list[str] = []
+        try:
+            self._delivery.add([self._tokenize(prompt)], [params], [service], request_ids, stream=True)
+        except BaseException:
+            self._delivery.drop(request_ids)
+            raise
+        return OutputStream(self._delivery, request_ids[0])
 
     def abort(self, request_id: str) -> bool:
         """End a request now: its KV memory is free, and whoever waits for it gets what it has.
@@ -374,7 +384,7 @@ class LLM:
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; needed when the model's weights change in place."""
         with self._delivery.exclusive():
-            self._kv.reset_prefix_cache()
+            self.engine.reset_prefix_cache()
 
     # ------------------------------------------------------------------ memory comes and goes
     def resize_kv_cache(self, memory_bytes: int) -> None:
@@ -389,12 +399,7 @@ class LLM:
             raise ConfigError(f"resize_kv_cache takes a number of bytes, got {memory_bytes!r}")
         with self._delivery.exclusive():
             self._delivery.require_open()
-            free, total = self._driver.memory_info()
-            if memory_bytes - self._kv.usage().physical > free:
-                raise ConfigError(
-                    f"resize_kv_cache: {memory_bytes:,} bytes asked for, {free:,} of {total:,} are free on "
-                    f"{self._device}"
-                )
+            self._require_memory("resize_kv_cache", memory_bytes)
             self.engine.resize_kv(memory_bytes)
 
     def sleep(self) -> None:
@@ -404,10 +409,22 @@ class LLM:
             self.engine.sleep()
 
     def wake_up(self) -> None:
-        """End `sleep`. If the memory is not there any more, an error says so, and the engine sleeps on."""
+        """End `sleep`. Raises ConfigError if the memory is not there any more: the engine sleeps on.
+
+        Then free memory on the device, or `resize_kv_cache` to less, and try again.
+        """
         with self._delivery.exclusive():
             self._delivery.require_open()
+            if self.engine.asleep:
+                self._require_memory("wake_up", self.engine.awake_budget)
             self.engine.wake_up()
+
+    def _require_memory(self, what: str, memory_bytes: int) -> None:
+        free, total = self._driver.memory_info()
+        if memory_bytes - self._kv.usage().physical > free:
+            raise ConfigError(
+                f"{what}: {memory_bytes:,} bytes asked for, {free:,} of {total:,} are free on {self._device}"
+            )
 
     def describe_kv(self) -> dict[str, str | int]:
         """How KV memory is laid out: layout, page or block size and their number; what it stores."""
@@ -426,22 +443,25 @@ class LLM:
 
     # ------------------------------------------------------------------ end
     def close(self) -> None:
-        """Abort what runs and give all KV memory back. Idempotent.
+        """Abort what runs and give all KV memory back. Idempotent; after a DriverError, goes on where it was.
 
         A transformers model that was handed over gets its own attention back.
         """
         with self._delivery.exclusive():
-            if self._delivery.closed:
+            if self._closed:
                 return
             self._delivery.closed = True
             if self._member is not None:
                 self._member.leave()
             self.engine.abort_all()
             self._trace.close()
-            self._kv.close()
-            self._close_driver()
-            if self._own_attention is not None:
-                self.loaded.model.set_attn_implementation(self._own_attention)  # type: ignore[operator]
+            try:
+                self._kv.close()
+            finally:
+                self._close_driver()  # gives back what the cache could not
+                if self._own_attention is not None:
+                    self.loaded.model.set_attn_implementation(self._own_attention)  # type: ignore[operator]
+            self._closed = True
 
     def __enter__(self) -> Self:
         return self

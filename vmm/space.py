@@ -195,6 +195,24 @@ class AddressSpace:
         self._retire(cut)
         return len(freed)
 
+    def settle(self) -> None:
+        """Wait for the device and unmap every retiring page, those included that could not be before.
+
+        An unmap that fails is raised after all others were tried.
+        """
+        self.retirement.drain()
+        with self._lock:
+            stamp = self._stamp
+            rows = [row for row, state in enumerate(self._rows) if state.tail]
+        failure: DriverError | None = None
+        for row in rows:
+            try:
+                self._settle(row, stamp)
+            except DriverError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
     # Looking
 
     @contextmanager

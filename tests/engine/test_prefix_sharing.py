@@ -136,9 +136,9 @@ def test_preemption_and_abort_in_the_middle(backend: str) -> None:
     ) as llm:
         doomed = llm.stream(prefix + [5] * 9, greedy(60))
         next(doomed)
-        ids = llm._delivery.add(
-            [llm._tokenize(p) for p in prompts], [greedy(40)] * len(prompts), services(len(prompts))
-        )
+        ids: list[str] = []
+        count = len(prompts)
+        llm._delivery.add([llm._tokenize(p) for p in prompts], [greedy(40)] * count, services(count), ids)
         for _ in range(12):
             llm.engine.step()
             llm.check()

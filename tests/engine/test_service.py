@@ -98,7 +98,7 @@ def test_deadlines_come_up_once_and_in_order(times: list[tuple[int, bool]], look
         else:
             due[request] = deadline
     for now in sorted(looks):
-        expired = deadlines.expired(float(now))
+        expired = list(deadlines.expired(float(now)))
         assert expired == sorted((r for r, t in due.items() if t <= now), key=lambda r: (due[r], r.arrival))
         for request in expired:
             del due[request]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 from vattn.engine.request import Request
 
@@ -16,14 +17,15 @@ class Deadlines:
     def add(self, request: Request, deadline: float) -> None:
         heapq.heappush(self._heap, (deadline, request.arrival, request))
 
-    def expired(self, now: float) -> list[Request]:
-        """Take out the unfinished requests whose time is up at `now`, by deadline."""
-        out = []
+    def expired(self, now: float) -> Iterator[Request]:
+        """The unfinished requests whose time is up at `now`, by deadline.
+
+        Each is taken out when the next is asked for: who fails to end one gets it again.
+        """
         while self._heap and (self._heap[0][0] <= now or self._heap[0][2].finished):
-            _, _, request = heapq.heappop(self._heap)
-            if not request.finished:
-                out.append(request)
-        return out
+            if not self._heap[0][2].finished:
+                yield self._heap[0][2]
+            heapq.heappop(self._heap)
 
     def __len__(self) -> int:
         return len(self._heap)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from vattn.attention.factory import create_attention
@@ -19,24 +20,25 @@ from vattn.config import SchedulerConfig
 from vattn.engine.beam import Candidate
 from vattn.engine.blueprint import create_scheduler
 from vattn.engine.deadlines import Deadlines
-from vattn.engine.detokenize import Finish
+from vattn.engine.detokenize import Finish, TokenText
 from vattn.engine.events import EventLog
 from vattn.engine.graphs import create_graphs
 from vattn.engine.groups import BeamGroup, Group, ParallelGroup
 from vattn.engine.intake import Intake
 from vattn.engine.pipeline import InFlight, Pipeline
+from vattn.engine.preemption import COPY_ERRORS
 from vattn.engine.request import Request
 from vattn.engine.runner import Runner
 from vattn.engine.sampler import Sampler, sampling_failure
 from vattn.engine.scheduler import Batch
 from vattn.engine.service import DEFAULT_SERVICE, Service
-from vattn.errors import ConfigError, QueueFull, RequestError
+from vattn.errors import CapacityError, ConfigError, QueueFull, RequestError
 from vattn.interrupts import interrupts_held
 from vattn.kv.base import KVCache
 from vattn.metrics import EngineMetrics
 from vattn.models.loader import LoadedModel
 from vattn.observe.watch import Watch
-from vattn.outputs import FinishReason, RequestOutput
+from vattn.outputs import FinishReason, RequestOutput, TokenLogprobs
 from vattn.params import BeamSearchParams, SamplingParams
 from vattn.vmm.driver import DriverError
 
@@ -80,10 +82,13 @@ class Engine:
         self._capture()
         self.overlap = device.type == "cuda" if overlap is None else overlap
         self.asleep = False
-        self._awake_budget = kv.budget_bytes
+        self.awake_budget = kv.budget_bytes
+        """Bytes that `wake_up` will take; while awake, what the last `sleep` or `resize_kv` said."""
         self._flight: InFlight | None = None
         self._ready: list[RequestOutput] = []
         """Outputs not handed out yet: what a step settled before it failed is reported by the next."""
+        self._doomed: dict[Request, str] = {}
+        """Requests that can't go on, and why."""
         self._requests: dict[str, Request] = {}
         """By the user's id; of a group, its leader."""
         self._deadlines = Deadlines()
@@ -185,7 +190,7 @@ class Engine:
                 f"{budget_bytes:,} bytes of KV hold {tokens:,} tokens of one request; it may have "
                 f"max_model_len={self.max_model_len:,}"
             )
-        self._awake_budget = budget_bytes
+        self.awake_budget = budget_bytes
         if not self.asleep:
             self._resize(budget_bytes)
 
@@ -193,15 +198,20 @@ class Engine:
         """Give all KV memory back. Running requests yield; nothing runs until `wake_up`."""
         if self.asleep:
             return
-        self._awake_budget = self.kv.budget_bytes
-        self.asleep = True
-        self.kv.reset_prefix_cache()
+        budget = self.kv.budget_bytes
+        self.reset_prefix_cache()
         self._resize(0)
+        self.awake_budget, self.asleep = budget, True
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; what runs leaves none behind."""
+        self.kv.reset_prefix_cache()
+        self.trace.reset()
 
     def wake_up(self) -> None:
         """Take the memory again and go on; sleeps on, with an error, if it is not there any more."""
         if self.asleep:
-            self._resize(self._awake_budget)
+            self._resize(self.awake_budget)
             self.asleep = False
 
     def _resize(self, budget_bytes: int) -> None:
@@ -210,13 +220,22 @@ class Engine:
             if flight is not None:
                 self._settle(flight)
             generation = self.kv.generation
-            self.trace.resize(budget_bytes, self.scheduler.resize(budget_bytes))
+            try:
+                self.trace.resize(budget_bytes, self.scheduler.resize(budget_bytes))
+            except DriverError:
+                raise
+            except COPY_ERRORS as error:  # torch has not the memory
+                raise CapacityError(
+                    f"the KV cache can't become {budget_bytes:,} bytes and stays at "
+                    f"{self.kv.budget_bytes:,}: {error}; free memory on the device, or ask for less"
+                ) from error
             if self.kv.generation != generation and budget_bytes:
                 self._capture()
 
     def _capture(self) -> None:
         """Have decodes run from captured graphs, if that is asked for: they know the cache's addresses."""
         runner, heads = self.pipeline.runner, self.loaded.spec.num_heads
+        runner.graphs = None  # should the capture fail: those of before may know addresses that are gone
         if self._captures:
             runner.graphs = create_graphs(
                 runner.model, runner.attention, self.kv, num_heads=heads, max_batch=self._max_batch
@@ -229,6 +248,7 @@ class Engine:
         An error of the model or the driver leaves every request where it was before the step.
         """
         with interrupts_held(), self.watch:
+            self._bury()
             self._expire()
             if self.asleep:
                 outputs, self._ready = self._ready, []
@@ -246,6 +266,8 @@ class Engine:
             for settled in (flight, None if self.overlap else launched):
                 if settled is not None:
                     self._settle(settled)
+            if launched is not None and launched.failure is not None:
+                raise launched.failure
             outputs, self._ready = self._ready, []
             return outputs
 
@@ -282,29 +304,52 @@ class Engine:
             if request.finished:
                 continue  # with another one of its group
             failure = sampling_failure(token)
+            if failure is None:
+                try:
+                    self._enter(request, token, logprobs, flight.beams.get(request), now)
+                except Exception as error:  # the other tokens of the step must not be lost
+                    failure = _broken(error)
             if failure is not None:
-                self._fail(request, failure)
-                continue
-            if request.metrics.first_token_time is None:
-                request.metrics.first_token_time = now
-            self.metrics.output_tokens += 1
-            if isinstance(request.group, BeamGroup):
-                self._deliver(request, request.group, flight.beams[request])
-                continue
-            if request.group is not None:
-                request.group.prompt_computed(request, self)
-            finish = request.append(token, logprobs)
-            if finish is not None:
-                self._finish(request, finish)
-            elif request.stream:
-                self._ready.append(self._report(request))
+                self._doomed[request] = failure
+        self._bury()
+
+    def _enter(
+        self,
+        request: Request,
+        token: int,
+        logprobs: TokenLogprobs | None,
+        candidates: list[Candidate] | None,
+        now: float,
+    ) -> None:
+        """Enter one token. `candidates`: what may follow, of a beam."""
+        if request.metrics.first_token_time is None:
+            request.metrics.first_token_time = now
+        self.metrics.output_tokens += 1
+        if isinstance(request.group, BeamGroup):
+            self._deliver(request, request.group, candidates or [])
+            return
+        if request.group is not None:
+            request.group.prompt_computed(request, self)
+        finish = request.append(token, logprobs)
+        if finish is not None:
+            self._finish(request, finish)
+        elif request.stream:
+            self._ready.append(self._report(request))
+
+    def _bury(self) -> None:
+        """Fail the requests that can't go on; should that fail, the next step tries again."""
+        while self._doomed:
+            request, error = next(iter(self._doomed.items()))
+            if not request.finished:
+                self._fail(request, error)
+            del self._doomed[request]
 
     # ------------------------------------------------------------------ groups
     def fork(self, parent: Request, child: Request, tokens: int) -> None:
         """Let a child begin with the first `tokens` tokens of its parent, or wait."""
         try:
             placed = self.scheduler.fork(parent, child, tokens)
-        except DriverError:  # it waits, and computes its text by itself
+        except COPY_ERRORS:  # it waits, and computes its text by itself
             placed = False
         self.trace.fork(parent, child, tokens, tokens if placed else 0)
 
@@ -332,7 +377,21 @@ class Engine:
     # ------------------------------------------------------------------ the end
     def _report(self, request: Request) -> RequestOutput:
         """A request, with the others of its group, as it stands."""
-        vocabulary = self._intake.vocabulary
+        try:
+            return self._output(request, self._intake.vocabulary)
+        except Exception as error:
+            leader = request if request.group is None else request.group.leader
+            if leader.request_id in self._requests:
+                raise
+            # Its last output must come, so it comes without texts.
+            if isinstance(request.group, BeamGroup):
+                request.group.failed = request.group.failed or _broken(error)
+            else:
+                request.error, request.finish = request.error or _broken(error), Finish("error")
+            return self._output(request, None)
+
+    @staticmethod
+    def _output(request: Request, vocabulary: TokenText | None) -> RequestOutput:
         group = request.group
         if isinstance(group, BeamGroup):
             return group.output(_no_text if vocabulary is None else vocabulary.text)
@@ -345,7 +404,8 @@ class Engine:
             self._ready.append(self._end(request.group.leader, "error"))
             return
         request.error = error
-        request.stop.abort()
+        with suppress(Exception):  # the detokenizer may be what is broken
+            request.stop.abort()
         self._finish(request, Finish("error"))
 
     def _finish(self, request: Request, finish: Finish) -> None:
@@ -368,16 +428,17 @@ class Engine:
         """End a request and all of its group now; its last output."""
         group = request.group
         for member in [request] if group is None else group.members:
-            member.stop.abort()
+            with suppress(Exception):
+                member.stop.abort()
             self._close(member, Finish(reason))
         leader = request if group is None else group.leader
         leader.metrics.finished_time = time.perf_counter()
         return self._over(leader)
 
     def _close(self, request: Request, finish: Finish) -> None:
+        self.scheduler.finish(request)
         request.finish = finish
         request.metrics.finished_time = time.perf_counter()
-        self.scheduler.finish(request)
         self.trace.finish(request, finish.reason)
         if finish.reason in ("stop", "length"):
             self.watch.finished(request)
@@ -390,6 +451,13 @@ class Engine:
 
 def _no_text(token_ids: Sequence[int]) -> str:
     return ""
+
+
+def _broken(error: Exception) -> str:
+    return (
+        f"its output could not be put together ({type(error).__name__}: {error}); if the tokenizer is at "
+        "fault, detokenize=False does without it"
+    )
 
 
 def _out_of_memory(request: Request) -> str:

@@ -47,6 +47,8 @@ class InFlight:
     """Seconds, of the host's clock."""
     decodes: int
     prompt_tokens: int
+    failure: Exception | None = None
+    """What went wrong behind it; to be raised when its tokens are safe."""
 
     @property
     def must_settle_first(self) -> bool:
@@ -114,13 +116,27 @@ class Pipeline:
 
         for request, length in batch.items:
             request.num_computed += length
-            self.kv.computed(request.request_id, request.token_ids, request.num_computed)
             if request.metrics.first_scheduled_time is None:
                 request.metrics.first_scheduled_time = now
         for row, request in enumerate(sampling):
             request.add_pending(row)
+        failure = self._tell_computed([item.request for item in batch.items])
         decodes = sum(length == 1 for _, length in batch.items)
-        return InFlight(packed, sampling, sampled, prompts, beams, now, decodes, batch.num_tokens - decodes)
+        prompt_tokens = batch.num_tokens - decodes
+        return InFlight(packed, sampling, sampled, prompts, beams, now, decodes, prompt_tokens, failure)
+
+    def _tell_computed(self, requests: Sequence[Request]) -> Exception | None:
+        """Tell the cache what is written. The first error: the step has happened all the same.
+
+        What the cache was not told now it is told with the request's next tokens.
+        """
+        failure: Exception | None = None
+        for request in requests:
+            try:
+                self.kv.computed(request.request_id, request.token_ids, request.num_computed)
+            except Exception as error:
+                failure = failure or error
+        return failure
 
     def settle(self, flight: InFlight) -> list[NewToken]:
         """Wait for a step's tokens; those of requests that ended meanwhile are dropped."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -125,7 +126,8 @@ class Preemption:
         swap, space = None, self.kv.swap
         nbytes = self.kv.written(request.request_id) * self.kv.shape.token_bytes
         if self.mode != "recompute" and space is not None and nbytes and space.fits(nbytes):
-            swap = 2 * nbytes / space.bandwidth
+            with suppress(*COPY_ERRORS):  # no memory for the measurement: none for the copy
+                swap = 2 * nbytes / space.bandwidth
         return PreemptionRecord(
             request.request_id, tokens, shared, recompute, swap, self._choose(recompute, swap)
         )

@@ -150,8 +150,8 @@ class Scheduler:
     def finish(self, request: Request) -> None:
         """Take a request out, wherever it is, and let its memory go."""
         if request.status is RequestStatus.RUNNING:
+            self.kv.free(request.request_id)  # first: should it fail, nothing has changed
             self.running.remove(request)
-            self.kv.free(request.request_id)
         elif request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
         self.preemption.forget(request)

@@ -13,7 +13,7 @@ from functools import partial
 
 from vattn.kv.layout import RowLayout
 from vattn.kv.slots import Slots
-from vattn.vmm.driver import CallCounter, Driver, OutOfMemory
+from vattn.vmm.driver import CallCounter, Driver, DriverError, OutOfMemory
 from vattn.vmm.mapper import Mapper
 from vattn.vmm.pool import PagePool
 from vattn.vmm.space import AddressSpace
@@ -96,7 +96,8 @@ class MappedSlots:
         while short() > 0 and self._evict():
             pass
         if short() > 0:
-            self.space.retirement.drain()  # pages given up may still be read by the step in flight
+            # Pages given up may still be read by the step in flight, or their unmapping have failed once.
+            self.space.settle()
 
     def map_ahead(self) -> None:
         """Have the thread map one page more wherever the next token starts a new one."""
@@ -119,7 +120,7 @@ class MappedSlots:
         if budget_bytes < self.pool.budget_bytes:
             # As if the pages above the new budget were asked for.
             self.reclaim((self.pool.budget_bytes - budget_bytes // page * page) // page)
-            self.space.retirement.drain()
+            self.space.settle()
         if self.pool.in_use_bytes > budget_bytes // page * page:
             return False
         self.pool.resize(budget_bytes)
@@ -133,7 +134,7 @@ class MappedSlots:
             return False
 
     def _extend_if_possible(self, slot: int, n_pages: int) -> None:
-        with suppress(OutOfMemory):  # nobody needs these pages yet; who does will ask, and reclaim
+        with suppress(DriverError):  # nobody needs these pages yet; who does will ask, and meet the error
             self.slots.extend(slot, n_pages)
 
     def check(self) -> None:

@@ -186,16 +186,20 @@ class PagedKVCache(KVCache):
         own = self._take(1 if rest else 0)
         if own is None:
             return False
+        if rest:
+            memory = self.views.memory
+            try:
+                memory[:, :, own[0], :rest] = memory[:, :, parent.table[len(shared)], :rest]
+            except BaseException:
+                self.pool.release_all(own)
+                raise
+            self._stats.count_copy(rest, rest * self.shape.token_bytes)
         self.pool.retain_all(shared)
         table = [*shared, *own]
         self._holders.need(table)
         self._live[child_id] = _Live(table, tokens, parent.salt, parent.text, tokens, len(shared))
         self._stats.forks += 1
         self._stats.units_shared += len(shared)
-        if rest:
-            memory = self.views.memory
-            memory[:, :, own[0], :rest] = memory[:, :, parent.table[len(shared)], :rest]
-            self._stats.count_copy(rest, rest * self.shape.token_bytes)
         return True
 
     def grow(self, request_id: str, tokens: int) -> bool:

@@ -101,11 +101,10 @@ class StaticKVCache(KVCache):
         source = self._slots[parent_id]
         if not self._free:
             return False
-        slot = self._free.pop()
-        self._slots[child_id] = slot
-        self._tokens[child_id] = self._written[child_id] = tokens
-        memory = self.views.memory
+        slot, memory = self._free[-1], self.views.memory
         memory[:, :, slot, :tokens] = memory[:, :, source, :tokens]
+        self._slots[child_id] = self._free.pop()
+        self._tokens[child_id] = self._written[child_id] = tokens
         self._stats.forks += 1
         self._stats.bytes_copied += tokens * self.shape.token_bytes
         return True

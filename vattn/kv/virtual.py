@@ -275,9 +275,9 @@ class VirtualKVCache(KVCache):
         live.entered = self._shared.enter(live.slot, token_ids, live.salt, live.written, live.entered)
 
     def free(self, request_id: str) -> None:
+        self._mapped.settle(self._live[request_id].slot)
         live = self._live.pop(request_id)
         del self._mapped.demand[live.slot]
-        self._mapped.settle(live.slot)
         if self._shared.prefix is not None:
             self._shared.prefix.unclaim(request_id)
             if live.salt is not None:
@@ -399,13 +399,16 @@ class VirtualKVCache(KVCache):
             self.swap.check()
 
     def close(self) -> None:
-        """Give everything back. The KV tensor must not be touched afterwards."""
+        """Give everything back. The KV tensor must not be touched afterwards.
+
+        A DriverError leaves the rest to another call.
+        """
         if self._closed:
             return
         for request_id in list(self._live):
             self.free(request_id)
-        self._closed = True
         self._kv = None
         self._tails.close()
         self.reset_prefix_cache()
         self._mapped.close()
+        self._closed = True
