@@ -58,8 +58,8 @@ def latency_chart(bench: Bench, name: str, look: Look) -> str | None:
     for key, values in found.items():
         xs, shares = ecdf(values)
         path = chart.steps([xs[0], *xs], [0.0, *shares])
-        middle, high = (units.millis(float(np.percentile(values, p))) for p in (50, 99))
-        words = f"{key}: median {middle}, p99 {high}, n {len(values):,}"
+        middle, late = (units.millis(float(np.percentile(values, p))) for p in (50, 99))
+        words = f"{key}: median {middle}, p99 {late}, n {len(values):,}"
         chart.line(path, look[key].css, words, look[key].dash)
     return chart.svg()
 

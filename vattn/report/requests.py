@@ -53,8 +53,8 @@ def _bar(chart: Chart, request: Mapping[str, Any], y: int, style: Style, end: fl
     first, last = request.get("first_token_s"), request.get("finished_s")
     stop = end if last is None else last
     words = (
-        f"request {request['id']}: prompt {request['prompt_len']:,} "
-        f"({request.get('cached_tokens', 0):,} cached), output {request['output_len']:,}, preempted {request.get('preemptions', 0)} times"
+        f"request {request['id']}: prompt {request['prompt_len']:,} ({request.get('cached_tokens', 0):,} cached)"
+        f", output {request['output_len']:,}, preempted {request.get('preemptions', 0)} times"
     )
     low, high = y + 0.1, y + 0.9
     if request.get("error") is not None:

@@ -43,5 +43,5 @@ def nanos(value: float) -> str:
 
 def percent(value: float) -> str:
     """Of a share: 12.3%, 100%."""
-    shown = round(value * 100, 1)
+    shown = round(float(value) * 100, 1)
     return f"{shown:.0f}%" if shown >= 100 or shown.is_integer() else f"{shown:.1f}%"
