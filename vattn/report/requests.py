@@ -52,9 +52,10 @@ def _bar(chart: Chart, request: Mapping[str, Any], y: int, style: Style, end: fl
     sent, begun = request["arrival_s"], request.get("first_scheduled_s")
     first, last = request.get("first_token_s"), request.get("finished_s")
     stop = end if last is None else last
+    cached, torn = request.get("cached_tokens", 0), request.get("preemptions", 0)
     words = (
-        f"request {request['id']}: prompt {request['prompt_len']:,} ({request.get('cached_tokens', 0):,} cached)"
-        f", output {request['output_len']:,}, preempted {request.get('preemptions', 0)} times"
+        f"request {request['id']}: prompt {request['prompt_len']:,} ({cached:,} cached), "
+        f"output {request['output_len']:,}, preempted {torn} times"
     )
     low, high = y + 0.1, y + 0.9
     if request.get("error") is not None:
