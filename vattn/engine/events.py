@@ -8,6 +8,7 @@
     {"event": "admit", …, "id": "0", "cached": 0}                  cached: tokens not to be computed
     {"event": "preempt", …, "id": "0", "reason": "memory", "by": "1", "how": "recompute"}
     {"event": "resize", …, "budget_bytes": 1048576}                behind those who yielded to it
+    {"event": "reset", …}                                          all cached prefixes were forgotten
     {"event": "starve", …, "id": "0"}                              no memory although nothing runs
     {"event": "step", …, "tokens": [["0", 7], …]}                  closes the decisions of that step
     {"event": "step_failed", …, "error": "…"}                      the step just scheduled has not happened
@@ -53,6 +54,9 @@ class EventLog:
 
     def step(self, batch: Batch) -> None:
         """The scheduler has decided."""
+
+    def reset(self) -> None:
+        """All cached prefixes were forgotten."""
 
     def resize(self, budget_bytes: int, preempted: Sequence[Preempted]) -> None:
         """The cache has another budget; these requests yielded to it."""
@@ -126,6 +130,9 @@ class TraceWriter(EventLog):
             self._write("starve", id=request.request_id)
         self._write("step", tokens=[(request.request_id, length) for request, length in batch.items])
         self._step += 1
+
+    def reset(self) -> None:
+        self._write("reset")
 
     def resize(self, budget_bytes: int, preempted: Sequence[Preempted]) -> None:
         for one in preempted:

@@ -121,6 +121,8 @@ class _Player:
                     request.append(token, None)
         elif kind == "fork":
             self._fork(event)
+        elif kind == "reset":
+            self.scheduler.kv.reset_prefix_cache()
         elif kind == "resize":
             self._resize(event["budget_bytes"])
         elif kind == "extend":
