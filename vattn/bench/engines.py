@@ -14,12 +14,12 @@ from vattn.bench.sweeps import BATCHING, Sweeps
 from vattn.bench.target import Finished, Inside, System, Target
 from vattn.config import KVCacheConfig
 from vattn.errors import ConfigError
+from vattn.kv.factory import open_kv_driver
 from vattn.llm import LLM
 from vattn.models.loader import LoadedModel
 from vattn.outputs import RequestOutput
 from vattn.params import BeamSearchParams, SamplingParams
 from vattn.vmm.counter import CallCounter
-from vattn.vmm.driver import Driver, open_driver
 
 
 @dataclass
@@ -33,7 +33,7 @@ class VattnSystem(System):
 
     @contextmanager
     def open(self) -> Iterator[Target]:
-        driver = CallCounter(_driver(self.loaded, self.options.get("page_bytes")))
+        driver = CallCounter(open_kv_driver(next(self.loaded.model.parameters()).device))
         try:
             with LLM(self.loaded, driver=driver, **self.options) as llm:
                 if driver.device.type == "cuda":
@@ -41,14 +41,6 @@ class VattnSystem(System):
                 yield VattnTarget(llm, driver)
         finally:
             driver.close()
-
-
-def _driver(loaded: LoadedModel, page_bytes: int | None) -> Driver:
-    """The device's driver; on a CPU its granularity is lowered where the page asks for it."""
-    device = next(loaded.model.parameters()).device
-    if device.type != "cpu" or page_bytes is None:
-        return open_driver(device)
-    return open_driver(device, granularity=min(64 << 10, page_bytes & -page_bytes))
 
 
 def _staircase(llm: LLM) -> None:

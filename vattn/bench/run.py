@@ -175,7 +175,7 @@ def _once(
 
 
 def _concurrency(system: System, plan: Plan) -> int | None:
-    """Requests in flight; static batches are as large as the engine runs at once, if nothing else is asked."""
+    """Requests in flight; static batches are as large as the engine runs at once, unless asked otherwise."""
     if plan.max_concurrency is not None or not system.barrier:
         return plan.max_concurrency
     size: int = system.options.get("max_num_seqs", plan.limits.max_num_seqs)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+
+import torch
+
 from vattn.config import CPU_DEFAULT_KV_BYTES, KVCacheConfig
 from vattn.errors import ConfigError
 from vattn.kv.base import KVCache
@@ -11,9 +15,16 @@ from vattn.kv.ranges import KVRanges
 from vattn.kv.static import StaticKVCache
 from vattn.kv.swap import SwapSpace
 from vattn.kv.virtual import VirtualKVCache
-from vattn.vmm.driver import Driver
+from vattn.vmm.driver import Driver, open_driver
 
 DEFAULT_LAYOUT = {"cpu": KVLayout.PER_LAYER}  # measured: docs/memory.md
+
+
+def open_kv_driver(device: torch.device) -> Driver:
+    """The driver that maps a device's KV cache; on a CPU its pages may be as small as the system's."""
+    if device.type == "cpu":
+        return open_driver(device, granularity=resource.getpagesize())
+    return open_driver(device)
 
 
 def kv_budget(config: KVCacheConfig, driver: Driver, activations: int = 0) -> int:

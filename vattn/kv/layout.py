@@ -186,14 +186,15 @@ class RowLayout:
 
 
 def default_page_bytes(kind: KVLayout, shape: KVShape, granularity: int) -> int:
-    """The page a backend maps by default: the driver's granularity, grown to hold about 16 tokens.
+    """The page a backend maps by default: the driver's granularity, grown to hold some tokens.
 
-    2 MiB (CUDA) already holds 16 tokens of Llama-3-8B interleaved, or 1,024 per layer; the host's
-    64 KiB would hold barely one interleaved token of a small model and cost a driver call for each.
+    16 whole tokens when interleaved, as vLLM's block: 2 MiB (CUDA) holds 16 of Llama-3-8B. 32 tokens of a
+    range when per-layer: a page is then mapped in each of 2 x layers ranges at once, and on a CPU, where
+    pages may be small, fewer would mean a driver call for every few tokens and too many mappings.
     """
-    if kind is KVLayout.PER_LAYER:
-        return granularity
-    page, want = granularity, 16 * shape.token_bytes
+    per_layer = kind is KVLayout.PER_LAYER
+    want = 32 * shape.unit_bytes if per_layer else 16 * shape.token_bytes
+    page = granularity
     while page < want and page < 2 << 20:
         page *= 2
     return page
