@@ -34,14 +34,15 @@ def save_png(recording: Recording, path: str | Path) -> None:
 
     frames = recording.frames
     count = min(MOMENTS, len(frames))
-    chosen = sorted({round(i * (len(frames) - 1) / max(1, count - 1)) for i in range(count)})
+    chosen = sorted({round((i + 1) * (len(frames) - 1) / (count + 1)) for i in range(count)})
     drawn = [lines(recording.header, frames[index]) for index in chosen]
+    width = max((max(line.room, len(line.cells)) for moment in drawn for line in moment), default=1)
     heights = [8.0, *(max(4, len(moment)) for moment in drawn)]
     figure = Figure(figsize=(11, 0.22 * sum(heights) + 0.7 * len(heights) + 1), layout="constrained")
     axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     _stack(axes[0], frames)
     for axis, index, moment in zip(axes[1:], chosen, drawn, strict=True):
-        _map(axis, moment, recording.header["unit"] == "row")
+        _map(axis, moment, width if recording.header["unit"] == "row" else max(8, width))
         axis.set_title(f"step {frames[index]['step']}, {frames[index]['time_s']:.2f} s", loc="left", size=9)
     patches = [
         Patch(facecolor=colour, label=state, hatch="//" if state is PageState.SHARED else None, edgecolor="w")
@@ -63,7 +64,7 @@ def _stack(axis: Any, frames: list[dict[str, Any]]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _map(axis: Any, moment: list[Line], one_cell_rows: bool) -> None:
+def _map(axis: Any, moment: list[Line], width: int) -> None:
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
@@ -83,7 +84,6 @@ def _map(axis: Any, moment: list[Line], one_cell_rows: bool) -> None:
             if state is PageState.SHARED:
                 collection.set(hatch="////", edgecolor="white")
             axis.add_collection(collection)
-    width = max((max(line.room, len(line.cells)) for line in moment), default=1)
-    axis.set(xlim=(0, width if one_cell_rows else max(8, width)), ylim=(max(1, len(moment)), 0), xticks=[])
+    axis.set(xlim=(0, width), ylim=(max(1, len(moment)), 0), xticks=[])
     axis.set_yticks([at + 0.5 for at in range(len(moment))], [line.label for line in moment], size=7)
     axis.spines[:].set_visible(False)

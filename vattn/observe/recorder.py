@@ -122,9 +122,11 @@ class PageMapRecorder:
             self.sample()
 
     def close(self) -> None:
-        """Stop sampling. Idempotent."""
+        """Record how it ends, and stop. Idempotent."""
         if self._stepped in self._engine.watch.on_step:
             self._engine.watch.on_step.remove(self._stepped)
+            if self._steps > self.recording.frames[-1]["step"]:
+                self.sample()
 
     def __enter__(self) -> Self:
         return self
