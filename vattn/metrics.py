@@ -37,6 +37,8 @@ class EngineMetrics:
     """Most physical KV memory held at once: in use, parked or cached (`MemoryUsage.held`)."""
     peak_in_use_bytes: int = 0
     """Most physical KV memory that live requests needed at once."""
+    peak_shared_saved_bytes: int = 0
+    """Most KV memory that live requests had in common at once and so did not need (`shared_saved`)."""
     kv_stats: KVStats = field(default_factory=KVStats)
     _logical_sum: float = 0.0
     _mapped_sum: float = 0.0
@@ -47,6 +49,7 @@ class EngineMetrics:
         self.peak_running = max(self.peak_running, running)
         self.peak_kv_bytes = max(self.peak_kv_bytes, usage.held)
         self.peak_in_use_bytes = max(self.peak_in_use_bytes, usage.in_use)
+        self.peak_shared_saved_bytes = max(self.peak_shared_saved_bytes, usage.shared_saved)
         self._logical_sum += usage.logical
         self._mapped_sum += usage.in_use + usage.shared_saved
 

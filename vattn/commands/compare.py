@@ -13,12 +13,40 @@ from rich.table import Table
 
 from vattn.commands import options as opt
 
+SHOWN = (
+    ("prompt tokens from the prefix cache", "prefix_hit_tokens"),
+    ("found again after preemption", "resumed_hit_tokens"),
+    ("forks", "forks"),
+    ("rows continued as they lay", "rows_continued"),
+    ("pages or blocks shared", "units_shared"),
+    ("tails copied", "tails_copied"),
+    ("tokens not shared: page size", "prefix_tokens_unshared_by_page_size"),
+    ("prefix entries evicted", "prefix_evictions"),
+)
+"""Counters of sharing, shown where they are not 0."""
+
 
 def compare(
     model: opt.Model = "smollm2",
-    requests: Annotated[int, typer.Option("--requests", "-n", help="Number of requests.")] = 16,
+    workload: Annotated[
+        str, typer.Option(help="random, shared-prefix, chat, parallel-sampling or beam.")
+    ] = "random",
+    requests: Annotated[
+        int, typer.Option("--requests", "-n", help="Number of requests; of sessions in chat.")
+    ] = 16,
     prompt_len: Annotated[str, typer.Option(help="Prompt tokens, low:high, log-uniform.")] = "16:512",
     output_len: Annotated[str, typer.Option(help="Output tokens, low:high, uniform.")] = "16:128",
+    groups: Annotated[int, typer.Option(help="shared-prefix: groups that share one.")] = 1,
+    prefix_len: Annotated[
+        int | None, typer.Option(help="shared-prefix, chat: tokens in common. Default 256, in chat 0.")
+    ] = None,
+    turns: Annotated[int, typer.Option(help="chat: turns of a session.")] = 3,
+    samples: Annotated[
+        int, typer.Option(help="parallel-sampling, beam: outputs of each prompt; the beam width.")
+    ] = 4,
+    prefix_caching: Annotated[
+        bool, typer.Option("--prefix-caching/--no-prefix-caching", help="Of virtual and paged.")
+    ] = True,
     backends: Annotated[str, typer.Option(help="Backends, comma-separated.")] = "virtual,paged,static",
     kv_memory: opt.KVMemory = None,
     max_model_len: opt.MaxModelLen = 2048,
@@ -42,12 +70,10 @@ def compare(
     names = [name.strip() for name in backends.split(",") if name.strip()]
     budget = opt.parse_bytes(kv_memory, "--kv-memory")
     page = opt.parse_bytes(page_bytes, "--page-bytes")
-    prompt_range = opt.parse_range(prompt_len, "--prompt-len")
-    output_range = opt.parse_range(output_len, "--output-len")
 
+    from vattn.bench.choose import choose_workload
     from vattn.bench.compare import run_backend, tokens_equal
     from vattn.bench.environment import environment
-    from vattn.bench.workload import RandomWorkload
     from vattn.config import KVCacheConfig
     from vattn.errors import ConfigError
     from vattn.kv.layout import KVShape
@@ -55,6 +81,10 @@ def compare(
     from vattn.models.attention import register_attention
     from vattn.models.loader import load_model
 
+    for option, text in (("prompt_len", prompt_len), ("output_len", output_len)):
+        low, high = opt.parse_range(text, f"--{option.replace('_', '-')}")
+        if not 1 <= low <= high:
+            raise ConfigError(f"{option} needs 1 <= low <= high, got {text}")
     for name in names:  # refuse before the model is loaded
         KVCacheConfig(backend=name, layout=kv_layout, page_bytes=page, block_size=block_size)  # type: ignore[arg-type]
     if not names or len(set(names)) < len(names):
@@ -63,24 +93,35 @@ def compare(
         raise ConfigError(f"--trace {trace}: there is no folder {trace.absolute().parent}")
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise ConfigError(f"--json {json_file}: there is no folder {json_file.absolute().parent}")
-    workload = RandomWorkload(requests, prompt_range, output_range, seed)
+    asked = choose_workload(
+        "beam-search" if workload == "beam" else workload,
+        requests=requests,
+        prompt_len=prompt_len,
+        output_len=output_len,
+        groups=groups,
+        prefix_len=prefix_len,
+        turns=turns,
+        samples=samples,
+        seed=seed,
+    )
     register_attention()
     with console.status(f"loading {model}"):
         loaded = load_model(model, device=device, dtype=dtype)
     spec = loaded.spec
     length = min(max_model_len or spec.max_model_len, spec.max_model_len)
-    if workload.max_len > length:
+    if asked.max_len > length:
         raise ConfigError(
-            f"requests may have {workload.max_len} tokens, the longest allowed is {length}: "
+            f"requests may have {asked.max_len} tokens, the longest allowed is {length}: "
             "lower --prompt-len or --output-len, or raise --max-model-len"
         )
     shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype)
     if budget is None:
         budget = 4 * length * shape.token_bytes
-    work = workload.generate(spec.vocab_size)
+    work = asked.generate(spec.vocab_size)
+    outputs = sum(w.output_len * w.n for w in work)
     console.print(
-        f"{requests} requests, {sum(len(w.prompt_token_ids) for w in work):,} prompt and "
-        f"{sum(w.output_len for w in work):,} output tokens; KV budget {opt.format_bytes(budget)}, "
+        f"{len(work)} requests ({asked.name}), {sum(len(w.prompt_token_ids) for w in work):,} prompt and "
+        f"{outputs:,} output tokens; KV budget {opt.format_bytes(budget)}, "
         f"{shape.token_bytes:,} bytes a token; longest request {length:,} tokens"
     )
 
@@ -88,13 +129,14 @@ def compare(
     columns = (TextColumn("{task.description:8}"), TextColumn("{task.completed}/{task.total} tokens"))
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         for name in names:
-            task = progress.add_task(name, total=sum(w.output_len for w in work))
+            task = progress.add_task(name, total=outputs)
             with LLM(
                 loaded,
                 kv_backend=name,  # type: ignore[arg-type]
                 kv_layout=kv_layout,  # type: ignore[arg-type]
                 page_bytes=page,
                 block_size=block_size,
+                enable_prefix_caching=prefix_caching and name != "static",
                 max_model_len=length,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
@@ -116,12 +158,8 @@ def compare(
         report = {
             "tokens_equal": equal,
             "backends": figures,
-            "workload": {
-                "requests": requests,
-                "prompt_len": prompt_range,
-                "output_len": output_range,
-                "seed": seed,
-            },
+            "workload": asked.describe(),
+            "prefix_caching": prefix_caching,
             "model": model,
             "kv_memory_bytes": budget,
             "max_model_len": length,
@@ -155,6 +193,13 @@ def _table(figures: dict[str, dict[str, Any]]) -> Table:
         )
     row("peak physical KV held", lambda f: opt.format_bytes(f["peak_kv_bytes"]))
     row("KV utilization", lambda f: f"{f['kv_utilization']:.1%}")
+    row("KV saved by sharing, peak", lambda f: opt.format_bytes(f["peak_shared_saved_bytes"]))
+    for label, name in SHOWN:
+        if any(f[name] for f in figures.values()):
+            row(label, lambda f, name=name: f"{f[name]:,}")
+    if any(f["bytes_copied"] for f in figures.values()):
+        row("bytes copied for sharing", lambda f: opt.format_bytes(f["bytes_copied"]))
+    row("computed tokens", lambda f: f"{f['computed_tokens']:,}")
     row("peak running requests", lambda f: str(f["peak_running"]))
     row("preemptions", lambda f: str(f["preemptions"]))
     row("rows adopted", lambda f: str(f["rows_adopted"]))
