@@ -272,6 +272,11 @@ class AddressSpace:
         """Bytes truncated but still mapped, because a step might touch them."""
         return self._tail_pages * self.page_bytes
 
+    def retiring_references(self) -> Counter[int]:
+        """How often each page is still mapped by a retiring tail: nobody reads or writes it there any more."""
+        with self._lock:
+            return Counter(entry.page for state in self._rows for entry in state.tail)
+
     def references(self) -> Counter[int]:
         """How often each page is mapped here, retiring mappings included."""
         with self._lock:

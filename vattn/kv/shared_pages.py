@@ -13,6 +13,8 @@ from vattn.kv.sharing import Content, Hit, Memory, continuation, find_hit
 from vattn.kv.slots import Slots
 from vattn.vmm.pool import PagePool
 
+_NOBODY: Mapping[int, int] = {}
+
 
 class SharedPages:
     """Who needs which page, what the prefix cache holds, and what parked slots contain.
@@ -58,10 +60,15 @@ class SharedPages:
             return None
         return slot, cached, self._contents[slot]
 
-    def writable(self, slot: int, tokens: int) -> bool:
-        """Whether nobody else can see where token `tokens` and those behind it will be written."""
+    def writable(self, slot: int, tokens: int, leaving: Mapping[int, int] = _NOBODY) -> bool:
+        """Whether nobody else can see where token `tokens` and those behind it will be written.
+
+        `leaving`: references of pages from where they are about to be unmapped, which don't count.
+        """
         first, _ = self._layout.whole_pages(tokens)
-        return self._slots.private(slot, first, lambda page: int(self.holders.cached(page)))
+        return self._slots.private(
+            slot, first, lambda page: int(self.holders.cached(page)) + leaving.get(page, 0)
+        )
 
     # ------------------------------------------------------------------ filling
     def enter(self, slot: int, token_ids: Sequence[int], salt: str | None, written: int, entered: int) -> int:

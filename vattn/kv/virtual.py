@@ -386,10 +386,11 @@ class VirtualKVCache(KVCache):
             return
         self._mapped.check()
         slots = {live.slot: live.tokens for live in self._live.values()}
+        leaving = self._mapped.space.retiring_references()
         assert slots == self._mapped.demand, "demand differs from what requests hold"
         for request_id, live in self._live.items():
             assert live.written <= live.tokens, f"{request_id}: more written than there is room for"
-            writable = self._shared.writable(live.slot, live.written)
+            writable = self._shared.writable(live.slot, live.written, leaving)
             assert writable, f"{request_id} would write a page that others can see"
         references = self._shared.check(slots, list(self._live))
         self._slots.check([*slots, *([] if self._scratch is None else [self._scratch])], references)
