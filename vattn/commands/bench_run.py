@@ -93,8 +93,8 @@ def conclude(console: Console, report: dict[str, Any], options: RunOptions) -> N
         reports.write(options.json_file, report)
         console.print(f"everything measured was written to {options.json_file}")
     if options.html_file is not None:
+        from vattn.bench.read import as_bench
         from vattn.report.page import report_html
-        from vattn.report.read import as_bench
 
         options.html_file.write_text(report_html(as_bench(report)), encoding="utf-8")
         console.print(f"and drawn in {options.html_file}")

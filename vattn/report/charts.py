@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from vattn.bench.read import Bench, Run
 from vattn.report import units
-from vattn.report.read import Bench, Run
 from vattn.report.series import bins, ecdf, latencies, tail_fills
 from vattn.report.style import Style
 from vattn.report.svg import Chart, Show, binary_ticks

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from vattn.bench.read import Bench, Run
 from vattn.report import units
-from vattn.report.read import Bench, Run
 from vattn.report.series import thin
 from vattn.report.style import MEMORY, Style
 from vattn.report.svg import Chart, binary_ticks

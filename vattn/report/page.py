@@ -9,10 +9,10 @@ from importlib.resources import files
 from string import Template
 from typing import NamedTuple
 
+from vattn.bench.read import Bench
 from vattn.bench.serving import LATENCIES
 from vattn.observe.recorder import Recording
 from vattn.report import charts, memory, page_raster, requests, tables, units
-from vattn.report.read import Bench
 from vattn.report.series import MAX_POINTS
 from vattn.report.style import styles
 

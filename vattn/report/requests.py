@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vattn.bench.read import Run
 from vattn.report import units
-from vattn.report.read import Run
 from vattn.report.style import Style
 from vattn.report.svg import Chart
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vattn.report.read import Run
+from vattn.bench.read import Run
 
 BACKENDS = ("static", "paged", "virtual", "peer")
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "14 4", "4 2 1 2", "1 4", "12 3 1 3 1 3")

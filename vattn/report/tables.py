@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from vattn.bench.read import Bench, Run
 from vattn.report import units
-from vattn.report.read import Bench, Run
 from vattn.report.svg import Show
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
