@@ -8,6 +8,7 @@ import typer
 
 from vattn.commands.bench import app as bench
 from vattn.commands.compare import compare
+from vattn.commands.doctor import doctor
 from vattn.commands.generate import generate
 from vattn.commands.info import info
 from vattn.commands.kernels import kernels
@@ -34,6 +35,7 @@ app.command()(kernels)
 app.command()(quality)
 app.command()(replay)
 app.command()(report)
+app.command()(doctor)
 app.command()(simulate)
 app.command()(pagemap)
 app.command()(top)
