@@ -99,7 +99,10 @@ class Member:
         """No work is left, so there may be no beat for long: say so, once."""
         if not self._resting:
             self._resting = True
+            due = self._due
             self.exchange()
+            if due > self._clock():
+                self._due = due  # many short runs still have their beats, while they run
 
     def exchange(self) -> None:
         """Write what is, read what shall be, and follow it."""

@@ -40,12 +40,12 @@ def unit_states(frame: Mapping[str, Any]) -> dict[int, PageState]:
 
 
 def owners(frame: Mapping[str, Any]) -> dict[int, list[str]]:
-    """By id, who needs it, and at which position: `"r7 (page 3)"` is its fourth."""
+    """By id, who needs it, and at which position of its row: `"request 7, position 3"`."""
     states, found = unit_states(frame), dict[int, list[str]]()
     for row in frame["rows"]:
         for position, unit in enumerate(row["units"]):
             if row["owner"] is not None and states[unit] in IN_USE:
-                found.setdefault(unit, []).append(f"{row['owner']} (position {position})")
+                found.setdefault(unit, []).append(f"request {row['owner']}, position {position}")
     return found
 
 

@@ -27,6 +27,10 @@ SILENT_S = 5.0
 """An engine with work that has not written for so long is stuck, stopped, or in a very long step."""
 
 
+IDLE_S = 2.0
+"""An engine whose last word was that no work is left, and that was so long ago, is idle."""
+
+
 def bar(memory: Mapping[str, int], budget: int) -> Text:
     """Memory by state as a share of the budget; a state that holds anything gets a mark at least.
 
@@ -49,7 +53,7 @@ def state(entry: EngineEntry, now: float) -> str:
         return "error"
     if not entry.status:
         return "starting" if age < SILENT_S else "idle"
-    if not entry.status.get("running") and not entry.status.get("waiting"):
+    if not entry.status.get("running") and not entry.status.get("waiting") and age >= IDLE_S:
         return "idle"
     return "running" if age < SILENT_S else f"silent {age:.0f} s"
 
