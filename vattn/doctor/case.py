@@ -49,7 +49,7 @@ class Steps:
 class Waits(NamedTuple):
     """Shares of the time in which requests waited, by what kept them out."""
 
-    any: float
+    in_all: float
     memory: float
     seats: float
     tokens: float

@@ -72,8 +72,8 @@ def _verdict(case: Case, rules: set[str]) -> tuple[Verdict, str]:
         return "unknown", "Nobody looked inside: nothing can be said about KV memory."
     waits = case.waits()
     seen = (
-        f"requests needed up to {percent(case.full)} of the budget, waited for memory {percent(waits.memory)} "
-        f"of the time and were preempted {case.preemptions:,.0f} times"
+        f"requests needed up to {percent(case.full)} of the budget, waited "
+        f"{percent(waits.memory)} of the time for memory and were preempted {case.preemptions:,.0f} times"
     )
     if rules & {"cache-full", "preemption"}:
         return "memory", f"KV memory is the bottleneck: {seen}."

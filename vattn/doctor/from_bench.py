@@ -86,7 +86,8 @@ def shareable_tokens(workload: Mapping[str, Any], done: list[Mapping[str, Any]])
         return float((workload["requests"] - workload["groups"]) * workload["prefix_len"])
     if workload.get("name") == "chat":
         own = workload["sessions"] * workload["turns"] * _mean(workload["prompt_len"])
-        return max(0.0, sum(float(r["prompt_len"]) for r in done) - own - float(workload["prefix_len"]))
+        said = sum(float(r["prompt_len"]) for r in done)
+        return max(0.0, said - float(own) - float(workload["prefix_len"]))
     return None
 
 

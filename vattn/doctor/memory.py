@@ -36,7 +36,12 @@ def cache_full(case: Case) -> Finding | None:
 
 
 def _more_room(case: Case) -> tuple[str, ...]:
-    advice = ["give the cache more memory (kv_cache_memory_bytes=…), or more devices"]
+    s, advice = case.steps, list[str]()
+    if s is not None and (wasted := s.waste(s.tail_waste) + s.waste(s.external_waste)) >= RESERVED:
+        advice.append(
+            f"first stop wasting {percent(wasted)} of it: see the findings on reservation and sizes"
+        )
+    advice.append("give the cache more memory (kv_cache_memory_bytes=…), or more devices")
     heads, kv_heads = case.model.get("num_heads"), case.model.get("num_kv_heads")
     if heads and heads == kv_heads:
         advice.append(
@@ -98,7 +103,7 @@ def reserved(case: Case) -> Finding | None:
     ]
     if mean and case.unit_tokens:
         evidence.append(
-            f"a row holds {number(case.unit_tokens)} tokens, a request had {number(mean)} on average at its end"
+            f"a row holds {number(case.unit_tokens)} tokens, a request ended with {number(mean)} on average"
         )
     advice = (
         "kv_backend='paged' or 'virtual' give memory out as requests grow",
@@ -144,7 +149,7 @@ def swapping(case: Case) -> Finding | None:
     if share < 0.05:
         return None
     evidence = (
-        f"{number(case.swap_s)} s for {nbytes(case.swap_bytes)}: {percent(share)} of the time in steps (threshold 5%)",
+        f"{number(case.swap_s)} s for {nbytes(case.swap_bytes)}: {percent(share)} of the time (threshold 5%)",
     )
     return Finding(
         "swap",

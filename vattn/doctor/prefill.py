@@ -41,7 +41,7 @@ def long_prefill(case: Case) -> Finding | None:
         return None
     chunk = case.max_num_batched_tokens
     evidence = [
-        f"{percent(share)} of the TTFT is computing prompts, the rest is queue (threshold {percent(TTFT_SHARE)})",
+        f"{percent(share)} of the TTFT is computing prompts, the rest queue (threshold {percent(TTFT_SHARE)})",
         f"a prefill takes {seconds(usual)} (median), a token afterwards {seconds(gap)}",
         f"prompts have {number(float(np.median(computed)))} tokens to compute (median, without those cached)",
     ]
@@ -81,12 +81,12 @@ def prefill_in_the_way(case: Case) -> Finding | None:
         return None
     tokens = float(np.median((s.tokens - s.decodes)[mixed]))
     evidence = (
-        f"a step that only decodes takes {seconds(usual)}, one with a prompt chunk {seconds(slow)} (75th percentile): "
-        f"{number(slow / usual)} times as long (threshold {number(SLOWER)})",
-        f"{percent(share)} of all decoded tokens came from such steps; chunks had {number(tokens)} tokens (median)",
+        f"a step that only decodes takes {seconds(usual)}, one with a prompt chunk {seconds(slow)} "
+        f"(75th percentile): {number(slow / usual)} times as long (threshold {number(SLOWER)})",
+        f"{percent(share)} of all decoded tokens came from such steps; chunks had {number(tokens)} tokens",
     )
     advice = (
-        f"smaller chunks (max_num_batched_tokens < {case.max_num_batched_tokens}) even out ITL, and lengthen TTFT",
+        f"smaller chunks (max_num_batched_tokens < {case.max_num_batched_tokens}) even out ITL, lengthen TTFT",
     )
     return Finding(
         "prefill-in-the-way",

@@ -86,10 +86,15 @@ def unit_size(case: Case) -> Finding | None:
         return None
     unit = "block" if case.backend == "paged" else "page"
     here = f"a {unit} holds {number(case.unit_tokens)} tokens; requests ended with {_quartiles(case.lengths)}"
-    table = "would have wasted: " + ", ".join(f"{s.label} {percent(s.waste)}" for s in _shown(sizes, chosen))
+    table = f"by these lengths this size wastes {percent(now)}; others: " + ", ".join(
+        f"{s.label} {percent(s.waste)}" for s in _shown(sizes, chosen)
+    )
     numbers = {"measured": measured, "now": now, "best": chosen.waste, "best_tokens": chosen.tokens}
     if measured >= WASTED and chosen.tokens < case.unit_tokens and chosen.waste <= now / 2:
-        text = f"{unit.capitalize()}s are too large for these requests: {percent(measured)} of the memory is unused tails."
+        text = (
+            f"{unit.capitalize()}s are too large for these requests: {percent(measured)} of the memory is "
+            "unused tails."
+        )
         evidence = (
             f"tails take {percent(measured)} of what requests map (threshold {percent(WASTED)})",
             here,

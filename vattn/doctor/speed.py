@@ -21,8 +21,8 @@ def seats(case: Case) -> Finding | None:
     if waits.seats < WAITS or case.max_num_seqs is None:
         return None
     evidence = (
-        f"for {percent(waits.seats)} of the time requests waited while all {case.max_num_seqs} seats were taken "
-        f"(threshold {percent(WAITS)})",
+        f"for {percent(waits.seats)} of the time requests waited while all {case.max_num_seqs} seats were "
+        f"taken (threshold {percent(WAITS)})",
         f"live requests needed at most {percent(case.full)} of the KV budget",
     )
     advice = (f"raise max_num_seqs={case.max_num_seqs}; if steps then take too long, compute is the limit",)
@@ -48,16 +48,14 @@ def token_budget(case: Case) -> Finding | None:
         f"live requests needed at most {percent(case.full)} of the KV budget",
     ]
     if case.arrival_rate and case.throughput and case.throughput < 0.95 * case.arrival_rate:
-        evidence.append(
-            f"{number(case.arrival_rate)} requests/s came, {number(case.throughput)} were served: the queue grows"
-        )
+        evidence.append(f"{number(case.arrival_rate)} requests/s came, {number(case.throughput)} were served")
     full, small = s.tokens >= 0.99 * most, s.tokens <= 0.25 * most
     advice = ["more or faster devices, or shorter prompts: prefix hits cost nothing"]
     if full.any() and small.any():
         a, b = float(np.median(s.duration_s[full])), float(np.median(s.duration_s[small]))
         evidence.append(f"a full step takes {seconds(a)}, one of at most {most // 4:,} tokens {seconds(b)}")
         if b > 0.5 * a:
-            advice.insert(0, f"raise max_num_batched_tokens={most}: a step costs little more when it is full")
+            advice.insert(0, f"raise max_num_batched_tokens={most}: a full step costs little more")
     return Finding(
         "compute",
         "problem",
@@ -110,9 +108,10 @@ def kv_bandwidth(case: Case) -> Finding | None:
         return None
     low, high = np.percentile(tokens, (10, 90))
     evidence = [
-        f"over {y.size:,} decode steps every 1,000 tokens of KV add {seconds(slope * 1e3)} (± {seconds(error * 2e3)})",
+        f"over {y.size:,} decode steps every 1,000 tokens of KV add {seconds(slope * 1e3)} "
+        f"(± {seconds(error * 2e3)})",
         f"that is {percent(min(1.0, share))} of a step at the mean of {number(float(tokens.mean()))} tokens "
-        f"(threshold {percent(BANDWIDTH)}; 10th to 90th percentile {number(float(low))} to {number(float(high))})",
+        f"(threshold {percent(BANDWIDTH)}; 10th and 90th percentile {number(float(low))}, {number(float(high))})",
     ]
     if case.token_bytes:
         evidence.append(f"read at {number(case.token_bytes / slope / 1e9)} GB/s")
@@ -138,6 +137,8 @@ def fixed_cost(case: Case) -> Finding | None:
     y, decodes, tokens = found
     if float(decodes.min()) == float(decodes.max()) or float(decodes.mean()) > 0.5 * case.max_num_seqs:
         return None
+    if case.waits().in_all >= WAITS:  # more can't run, for another reason
+        return None
     fit = _fit([decodes, tokens], y) or _fit([decodes], y)
     if fit is None or fit[0][0] < 3 * fit[1][0]:
         return None
@@ -152,7 +153,9 @@ def fixed_cost(case: Case) -> Finding | None:
     )
     advice = (
         "more requests at once cost little: send more, or let several clients share the engine",
-        "on a GPU: captured graphs (enforce_eager=None) and overlap; on a CPU: a smaller model, or batches",
+        "smaller weights: a smaller model, or quantised ones"
+        if case.simulated or case.device.startswith("cpu")
+        else "captured graphs and overlap hide launches: leave enforce_eager=None and overlap=None",
     )
     return Finding(
         "fixed-cost",
@@ -190,8 +193,8 @@ def barrier(case: Case) -> Finding | None:
     outputs = np.array([n.output for n in case.lengths])
     evidence = (
         "batching=static: a batch starts when the one before is over",
-        f"outputs have {number(float(outputs.mean()))} tokens on average, {number(float(outputs.max()))} at most: "
-        "seats of short ones stay empty until the longest is done",
+        f"outputs have {number(float(outputs.mean()))} tokens on average, {number(float(outputs.max()))} at "
+        "most: seats of short ones stay empty until the longest is done",
     )
     return Finding(
         "static-batching", "problem", "Requests wait for whole batches.", evidence, ("batching=continuous",)

@@ -32,8 +32,8 @@ def noise(case: Case) -> Finding | None:
     if worst is not None and spread[worst] >= SPREAD:
         s = found[worst]
         evidence.append(
-            f"{worst} lies between {number(s['low'])} and {number(s['high'])}: {percent(spread[worst])} of its median "
-            f"(threshold {percent(SPREAD)})"
+            f"{worst} lies between {number(s['low'])} and {number(s['high'])}: {percent(spread[worst])} of "
+            f"its median (threshold {percent(SPREAD)})"
         )
     advice = ("more repeats (--repeats 9), longer runs, and nothing else on the machine",)
     sentence = "The measurement is noisy: small differences between runs mean nothing."
