@@ -78,10 +78,9 @@ class Coordinator:
         return Ledger.from_json(text, self.path) if text.strip() else Ledger()
 
     @contextmanager
-    def change(self, *, rebuild: bool = False) -> Iterator[Ledger]:
+    def change(self) -> Iterator[Ledger]:
         """Read, change and replace the file under its lock; an error inside leaves it as it was.
 
-        `rebuild`: start over from nothing where the file is damaged; engines enter themselves again.
         Raises CoordinatorError: no lock, or a file that is not one of ours.
         """
         with locked(self.path, self._timeout_s) as held:
@@ -89,12 +88,15 @@ class Coordinator:
                 raise CoordinatorError(
                     f"{self.path} is locked by another process for {self._timeout_s:g} s: is one stopped?"
                 )
-            with self._replaced(rebuild) as ledger:
+            with self._replaced(rebuild=False) as ledger:
                 yield ledger
 
     @contextmanager
     def try_change(self) -> Iterator[Ledger | None]:
-        """`change(rebuild=True)` that yields None at once when somebody else is there."""
+        """`change` for engines: yields None at once when somebody else is there.
+
+        A damaged file is started over from nothing: those who run enter themselves again.
+        """
         with locked(self.path, 0.0) as held:
             if not held:
                 yield None
@@ -103,7 +105,7 @@ class Coordinator:
                 yield ledger
 
     @contextmanager
-    def _replaced(self, rebuild: bool) -> Iterator[Ledger]:
+    def _replaced(self, *, rebuild: bool) -> Iterator[Ledger]:
         try:
             ledger = self.read()
         except BrokenLedger:
@@ -140,7 +142,7 @@ class Coordinator:
 
     def leave(self, engine_id: str) -> None:
         """Take an engine out, if it is there."""
-        with self.change(rebuild=True) as ledger:
+        with self.change() as ledger:
             ledger.engines = [engine for engine in ledger.engines if engine.id != engine_id]
 
     # ------------------------------------------------------------------ people
