@@ -27,11 +27,13 @@ from vattn.commands.bench_run import (
     systems_of,
     workload_of,
 )
+from vattn.commands.experiment import experiment
 from vattn.commands.option_groups import grouped
 from vattn.commands.vmm import bench as vmm_bench
 
 app = typer.Typer(help="Measure and compare KV backends, and other engines.", no_args_is_help=True)
 app.command("vmm")(vmm_bench)
+app.command()(experiment)
 
 
 @app.command()

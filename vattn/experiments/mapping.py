@@ -1,0 +1,78 @@
+"""What driver calls cost on the critical path, and whether a thread hides them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vattn.bench.lengths import Lengths
+from vattn.bench.workload import RandomWorkload
+from vattn.experiments.base import Experiment, Parts
+from vattn.experiments.figures import PALETTE, axes, bars
+from vattn.experiments.reading import bounds, median, names, ratio_of
+from vattn.experiments.setting import Setting
+from vattn.experiments.words import compared, percent, sentence
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STATIC, SHOWN, HIDDEN, BOTH = "static", "in the step", "in a thread", "in a thread, overlap"
+
+
+class Mapping(Experiment):
+    """Fresh engines, so that every page is made and mapped anew; the smallest pages, in every range.
+
+    `static` beside them makes no driver call at all.
+    """
+
+    name = "mapping"
+    question = "Mapping cost, hidden and not hidden"
+    times = True
+
+    def measure(self, setting: Setting) -> dict[str, Any]:
+        n, prompt, answer = setting.pick((8, 96, 40), (4, 16, 6))
+        limits = setting.limits(prompt + answer, rows=4 * n)
+        workload = RandomWorkload(n, Lengths("fixed", prompt, prompt), Lengths("fixed", answer, answer))
+        pages = {"kv_layout": "per_layer", "page_bytes": setting.pick(64 << 10, 4 << 10)}
+
+        def virtual(name: str, **options: Any) -> Any:
+            return setting.system(name, limits, kv_backend="virtual", **pages, **options)
+
+        systems = [
+            setting.system(STATIC, limits, kv_backend="static"),
+            virtual(SHOWN, background_mapping=False, overlap=False),
+            virtual(HIDDEN, background_mapping=True, overlap=False),
+            virtual(BOTH, background_mapping=True, overlap=True),
+        ]
+        return {"served": setting.compare(workload, limits, systems, timed=True)}
+
+    def findings(self, parts: Parts) -> tuple[str, str, str]:
+        part = parts["served"]
+
+        def against(name: str, other: str) -> str:
+            found = ratio_of(part, name, other, "output_throughput")
+            said = other if other == STATIC else f"mapping {other}"
+            return compared(found, f"mapping {name}", said, "output tokens a second")
+
+        stall = {name: median(part, name, "map_stall_ms") for name in (SHOWN, HIDDEN, BOTH)}
+        share = stall[SHOWN] / 1e3 / median(part, SHOWN, "duration")
+        return (
+            sentence(
+                f"steps wait {stall[SHOWN]:,.1f} ms for {median(part, SHOWN, 'map_calls'):,.0f} pages when "
+                f"they map them themselves, {percent(share)} of the run, {stall[HIDDEN]:,.1f} ms when a "
+                f"thread maps ahead and {stall[BOTH]:,.1f} ms when steps overlap as well"
+            ),
+            sentence(against(HIDDEN, SHOWN), against(BOTH, SHOWN)),
+            sentence(against(SHOWN, STATIC), "static makes no driver call, but reserves everything"),
+        )
+
+    def draw(self, parts: Parts, figure: Figure) -> None:
+        part = parts["served"]
+        left, right = axes(figure)
+        mapped = [name for name in names(part) if name != STATIC]
+        for ax, shown, metric, title, unit in (
+            (left, mapped, "map_stall_ms", "steps wait for mapping", "ms a run"),
+            (right, names(part), "output_throughput", "speed", "output tokens/s"),
+        ):
+            colours = [PALETTE[names(part).index(name)] for name in shown]
+            labels = [name.replace(", ", ",\n") for name in shown]
+            bars(ax, labels, [bounds(part, n, metric) for n in shown], title, unit, colours=colours)

@@ -1,0 +1,50 @@
+"""Numbers out of the parts of a record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vattn.bench.conclusions import ratio
+from vattn.bench.intervals import Interval
+
+Part = Mapping[str, Any]
+
+
+def names(part: Part) -> list[str]:
+    """Its systems, in order."""
+    return [run["name"] for run in part["runs"]]
+
+
+def run_of(part: Part, name: str) -> Mapping[str, Any]:
+    found: list[Mapping[str, Any]] = [run for run in part["runs"] if run["name"] == name]
+    return found[0]
+
+
+def median(part: Part, name: str, metric: str) -> float:
+    """Over the repeats. KeyError where a repeat lacks it."""
+    value: float = run_of(part, name)["summary"][metric]["median"]
+    return value
+
+
+def bounds(part: Part, name: str, metric: str) -> tuple[float, float, float]:
+    """(median, down to the low end, up to the high end), as error bars want it."""
+    s = run_of(part, name)["summary"][metric]
+    return s["median"], s["median"] - s["low"], s["high"] - s["median"]
+
+
+def ratio_of(part: Part, name: str, other: str, metric: str) -> Interval | None:
+    """`name` / `other`, taken within each repeat."""
+    first, second = (
+        [repeat["metrics"] for repeat in run_of(part, system)["repeats"]] for system in (name, other)
+    )
+    return ratio(first, second, metric)
+
+
+def points(part: Part, name: str, key: str) -> list[float]:
+    """Of a kernel part: medians of `attend_us` or `plan_us`, by context."""
+    return [point[key]["median"] for point in run_of(part, name)["points"]]
+
+
+def point_interval(part: Part, name: str, index: int, key: str = "attend_us") -> Interval:
+    return Interval(**run_of(part, name)["points"][index][key])
