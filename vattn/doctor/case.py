@@ -13,11 +13,11 @@ Array = npt.NDArray[np.float64]
 
 
 class Length(NamedTuple):
-    """`count` requests of `prompt` and `output` tokens each."""
+    """`times` requests of `prompt` and `output` tokens each."""
 
     prompt: float
     output: float
-    count: float = 1.0
+    times: float = 1.0
 
 
 @dataclass(frozen=True)

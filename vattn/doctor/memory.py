@@ -120,8 +120,8 @@ def reserved(case: Case) -> Finding | None:
 
 
 def _mean_length(case: Case) -> float | None:
-    total = sum(n.count for n in case.lengths)
-    return sum((n.prompt + n.output) * n.count for n in case.lengths) / total if total else None
+    total = sum(n.times for n in case.lengths)
+    return sum((n.prompt + n.output) * n.times for n in case.lengths) / total if total else None
 
 
 def idle(case: Case) -> Finding | None:

@@ -35,13 +35,13 @@ def long_prefill(case: Case) -> Finding | None:
     share = float(prefill.sum() / ttft.sum()) if ttft.sum() > 0 else 0.0
     usual, gap = float(np.median(prefill)), float(np.median(gaps))
     long = float(np.percentile(prefill, 75)) >= MANY_TOKENS * gap
-    alike = float(computed.std()) < 0.05 * float(computed.mean())
+    alike = float(computed.std()) < 0.05 * float(computed.mean()) or float(prefill.std()) == 0
     follows = alike or float(np.corrcoef(computed, prefill)[0, 1]) >= 0.5
     if share < TTFT_SHARE or not long or not follows:
         return None
     chunk = case.max_num_batched_tokens
     evidence = [
-        f"{percent(share)} of the TTFT is computing prompts, the rest queue (threshold {percent(TTFT_SHARE)})",
+        f"{percent(share)} of the TTFT is prefill, the rest queue (threshold {percent(TTFT_SHARE)})",
         f"a prefill takes {seconds(usual)} (median), a token afterwards {seconds(gap)}",
         f"prompts have {number(float(np.median(computed)))} tokens to compute (median, without those cached)",
     ]
@@ -75,18 +75,18 @@ def prefill_in_the_way(case: Case) -> Finding | None:
     mixed, pure = (s.decodes > 0) & (s.tokens > s.decodes), (s.decodes > 0) & (s.tokens == s.decodes)
     if int(mixed.sum()) < LEAST or int(pure.sum()) < LEAST:
         return None
-    slow, usual = float(np.percentile(s.duration_s[mixed], 75)), float(np.median(s.duration_s[pure]))
+    slow, usual = float(np.percentile(s.duration_s[mixed], 90)), float(np.median(s.duration_s[pure]))
     share = float(s.decodes[mixed].sum() / s.decodes[mixed | pure].sum())
     if usual <= 0 or slow < SLOWER * usual or share < 0.01:
         return None
     tokens = float(np.median((s.tokens - s.decodes)[mixed]))
     evidence = (
         f"a step that only decodes takes {seconds(usual)}, one with a prompt chunk {seconds(slow)} "
-        f"(75th percentile): {number(slow / usual)} times as long (threshold {number(SLOWER)})",
+        f"(90th percentile): {number(slow / usual)} times as long (threshold {number(SLOWER)})",
         f"{percent(share)} of all decoded tokens came from such steps; chunks had {number(tokens)} tokens",
     )
     advice = (
-        f"smaller chunks (max_num_batched_tokens < {case.max_num_batched_tokens}) even out ITL, lengthen TTFT",
+        f"smaller chunks (max_num_batched_tokens < {case.max_num_batched_tokens}) even out ITL, raise TTFT",
     )
     return Finding(
         "prefill-in-the-way",

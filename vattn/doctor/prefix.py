@@ -13,7 +13,7 @@ ENOUGH = 0.1
 
 def missed_prefixes(case: Case) -> Finding | None:
     """Prompts have much in common, and most of it is computed again."""
-    prompts = sum(n.prompt * n.count for n in case.lengths)
+    prompts = sum(n.prompt * n.times for n in case.lengths)
     if not case.shareable or not prompts or case.shareable < ENOUGH * prompts:
         return None
     rate = case.prefix_hits / case.shareable

@@ -35,10 +35,10 @@ def waste(lengths: Sequence[Length], unit_tokens: float) -> float:
     A request is in memory while its output grows: it counts with `MOMENTS` lengths on the way, weighted by
     its output. Where outputs are unknown, its final length stands for it.
     """
-    prompt, output, count = (np.array(column, np.float64) for column in zip(*lengths, strict=True))
+    prompt, output, times = (np.array(column, np.float64) for column in zip(*lengths, strict=True))
     moments = (np.arange(MOMENTS) + 0.5) / MOMENTS
     tokens = np.ceil(prompt[:, None] + output[:, None] * np.where(output[:, None] > 0, moments, 1.0))
-    weight = (count * np.maximum(output, 1.0))[:, None]
+    weight = (times * np.maximum(output, 1.0))[:, None]
     mapped = np.ceil(tokens / unit_tokens) * unit_tokens
     return float(1.0 - (tokens * weight).sum() / (mapped * weight).sum())
 
@@ -102,7 +102,7 @@ def unit_size(case: Case) -> Finding | None:
         )
         return Finding(
             "unit-size",
-            "problem" if case.full >= 0.9 else "advice",
+            "problem" if case.waits().memory >= WASTED else "advice",
             text,
             evidence,
             (f"{chosen.option}: about {percent(chosen.waste)} wasted",),
@@ -120,6 +120,6 @@ def _shown(sizes: list[Size], chosen: Size) -> list[Size]:
 
 
 def _quartiles(lengths: Sequence[Length]) -> str:
-    totals = np.repeat([n.prompt + n.output for n in lengths], [max(1, round(n.count)) for n in lengths])
+    totals = np.repeat([n.prompt + n.output for n in lengths], [max(1, round(n.times)) for n in lengths])
     low, middle, high = np.percentile(totals, (25, 50, 75))
     return f"{low:,.0f} / {middle:,.0f} / {high:,.0f} tokens (quartiles)"

@@ -111,7 +111,7 @@ def kv_bandwidth(case: Case) -> Finding | None:
         f"over {y.size:,} decode steps every 1,000 tokens of KV add {seconds(slope * 1e3)} "
         f"(± {seconds(error * 2e3)})",
         f"that is {percent(min(1.0, share))} of a step at the mean of {number(float(tokens.mean()))} tokens "
-        f"(threshold {percent(BANDWIDTH)}; 10th and 90th percentile {number(float(low))}, {number(float(high))})",
+        f"(threshold {percent(BANDWIDTH)}; 10% to 90%: {number(float(low))} to {number(float(high))})",
     ]
     if case.token_bytes:
         evidence.append(f"read at {number(case.token_bytes / slope / 1e9)} GB/s")
@@ -192,9 +192,9 @@ def barrier(case: Case) -> Finding | None:
         return None
     outputs = np.array([n.output for n in case.lengths])
     evidence = (
-        "batching=static: a batch starts when the one before is over",
         f"outputs have {number(float(outputs.mean()))} tokens on average, {number(float(outputs.max()))} at "
         "most: seats of short ones stay empty until the longest is done",
+        "batching=static: a batch starts when the one before is over",
     )
     return Finding(
         "static-batching", "problem", "Requests wait for whole batches.", evidence, ("batching=continuous",)
