@@ -1,4 +1,4 @@
-"""Driver calls that fail, all over an engine's life: growth, hits, forks, reclaim, swap, resize, sleep, close.
+"""Driver calls that fail, all over an engine's life: growth, hits, forks, reclaim, resize, sleep, close.
 
 Every k-th call fails, from each of the first k on, so that each call of the life is one that fails.
 """

@@ -87,8 +87,8 @@ class Engine:
         self._flight: InFlight | None = None
         self._ready: list[RequestOutput] = []
         """Outputs not handed out yet: what a step settled before it failed is reported by the next."""
-        self._doomed: dict[Request, str] = {}
-        """Requests that can't go on, and why."""
+        self._ending: dict[Request, Finish | str] = {}
+        """Requests that are to end: how, or what failed."""
         self._requests: dict[str, Request] = {}
         """By the user's id; of a group, its leader."""
         self._deadlines = Deadlines()
@@ -248,7 +248,7 @@ class Engine:
         An error of the model or the driver leaves every request where it was before the step.
         """
         with interrupts_held(), self.watch:
-            self._bury()
+            self._conclude()
             self._expire()
             if self.asleep:
                 outputs, self._ready = self._ready, []
@@ -303,15 +303,15 @@ class Engine:
         for request, token, logprobs in news:
             if request.finished:
                 continue  # with another one of its group
-            failure = sampling_failure(token)
-            if failure is None:
+            end: Finish | str | None = sampling_failure(token)
+            if end is None:
                 try:
-                    self._enter(request, token, logprobs, flight.beams.get(request), now)
+                    end = self._enter(request, token, logprobs, flight.beams.get(request), now)
                 except Exception as error:  # the other tokens of the step must not be lost
-                    failure = _broken(error)
-            if failure is not None:
-                self._doomed[request] = failure
-        self._bury()
+                    end = _broken(error)
+            if end is not None:
+                self._ending[request] = end
+        self._conclude()
 
     def _enter(
         self,
@@ -320,29 +320,30 @@ class Engine:
         logprobs: TokenLogprobs | None,
         candidates: list[Candidate] | None,
         now: float,
-    ) -> None:
-        """Enter one token. `candidates`: what may follow, of a beam."""
+    ) -> Finish | None:
+        """Enter one token; says why the output ends with it. `candidates`: what may follow, of a beam."""
         if request.metrics.first_token_time is None:
             request.metrics.first_token_time = now
         self.metrics.output_tokens += 1
         if isinstance(request.group, BeamGroup):
             self._deliver(request, request.group, candidates or [])
-            return
+            return None
         if request.group is not None:
             request.group.prompt_computed(request, self)
         finish = request.append(token, logprobs)
-        if finish is not None:
-            self._finish(request, finish)
-        elif request.stream:
+        if finish is None and request.stream:
             self._ready.append(self._report(request))
+        return finish
 
-    def _bury(self) -> None:
-        """Fail the requests that can't go on; should that fail, the next step tries again."""
-        while self._doomed:
-            request, error = next(iter(self._doomed.items()))
-            if not request.finished:
-                self._fail(request, error)
-            del self._doomed[request]
+    def _conclude(self) -> None:
+        """End the requests that are to end; should that fail, the next step tries again before it goes on."""
+        while self._ending:
+            request, end = next(iter(self._ending.items()))
+            if isinstance(end, str):
+                self._fail(request, end)
+            else:
+                self._finish(request, end)
+            del self._ending[request]
 
     # ------------------------------------------------------------------ groups
     def fork(self, parent: Request, child: Request, tokens: int) -> None:
@@ -400,8 +401,12 @@ class Engine:
     def _fail(self, request: Request, error: str) -> None:
         """A request can't go on; of a beam search, no beam can."""
         if isinstance(request.group, BeamGroup):
-            request.group.failed = error
-            self._ready.append(self._end(request.group.leader, "error"))
+            leader = request.group.leader
+            if leader.request_id in self._requests:
+                request.group.failed = error
+                self._ready.append(self._end(leader, "error"))
+            return
+        if request.finished:
             return
         request.error = error
         with suppress(Exception):  # the detokenizer may be what is broken
@@ -455,8 +460,8 @@ def _no_text(token_ids: Sequence[int]) -> str:
 
 def _broken(error: Exception) -> str:
     return (
-        f"its output could not be put together ({type(error).__name__}: {error}); if the tokenizer is at "
-        "fault, detokenize=False does without it"
+        f"its next token could not be entered ({type(error).__name__}: {error}): try again; if the tokenizer "
+        "is at fault, detokenize=False does without it"
     )
 
 

@@ -150,23 +150,25 @@ class BeamGroup:
         for position, step in enumerate(steps):
             heirs[parents[step.parent]].append(position)
         beams: list[Request | None] = [None] * len(steps)
-        for parent in parents:
-            if not heirs[parent]:  # first, to make room
-                engine.drop(parent)
-                self._free.append(self._place.pop(parent))
-        for parent, positions in heirs.items():
-            for position in positions[1:]:  # the first one inherits the request itself
-                place = self._free.pop()
-                child = engine.heir(parent, place, steps[position].token)
-                child.group = self
-                self._place[child] = place
-                engine.fork(parent, child, len(parent.token_ids))
-                beams[position] = child
-        for parent, positions in heirs.items():
-            if positions:
-                engine.extend(parent, steps[positions[0]].token)
-                beams[positions[0]] = parent
-        self.beams = [beam for beam in beams if beam is not None]
+        try:
+            for parent in parents:
+                if not heirs[parent]:  # first, to make room
+                    engine.drop(parent)
+                    self._free.append(self._place.pop(parent))
+            for parent, positions in heirs.items():
+                for position in positions[1:]:  # the first one inherits the request itself
+                    place = self._free.pop()
+                    child = engine.heir(parent, place, steps[position].token)
+                    child.group = self
+                    self._place[child] = place
+                    beams[position] = child
+                    engine.fork(parent, child, len(parent.token_ids))
+            for parent, positions in heirs.items():
+                if positions:
+                    beams[positions[0]] = parent
+                    engine.extend(parent, steps[positions[0]].token)
+        finally:  # whoever ends the search after a failure must find all of them
+            self.beams = [*filter(None, beams), *(b for b in parents if b not in beams and not b.finished)]
 
     def output(self, decode: Callable[[Sequence[int]], str]) -> RequestOutput:
         """The ended texts, best first; cut short, the running ones."""

@@ -274,14 +274,14 @@ class KVCache(ABC):
             return None
         started = time.perf_counter()
         moved = 0
-        if cached < out.tokens:
-            try:
+        try:
+            if cached < out.tokens:
                 moved = self._write(request_id, cached, self.swap.on_device(out.data))
-            except BaseException:
-                self.free(request_id)
-                raise
-            cached = out.tokens
-        self.computed(request_id, token_ids, cached)
+                cached = out.tokens
+            self.computed(request_id, token_ids, cached)
+        except BaseException:
+            self.free(request_id)
+            raise
         self.swap.restored(request_id, moved, time.perf_counter() - started)
         return min(cached, len(token_ids) - 1)
 

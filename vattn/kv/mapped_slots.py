@@ -134,7 +134,9 @@ class MappedSlots:
             return False
 
     def _extend_if_possible(self, slot: int, n_pages: int) -> None:
-        with suppress(DriverError):  # nobody needs these pages yet; who does will ask, and meet the error
+        with suppress(
+            DriverError, MemoryError
+        ):  # nobody needs these pages yet; who does will ask, and meet the error
             self.slots.extend(slot, n_pages)
 
     def check(self) -> None:

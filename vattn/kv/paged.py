@@ -181,6 +181,7 @@ class PagedKVCache(KVCache):
         if child_id in self._live:
             raise KeyError(f"request {child_id!r} is attached already")
         parent = self._live[parent_id]
+        parent.written = max(parent.written, tokens)
         shared = parent.table[: tokens // self.block_size]
         rest = tokens % self.block_size
         own = self._take(1 if rest else 0)

@@ -8,9 +8,12 @@ Bytes, not tokens: a token may straddle two pages, and its first part may lie on
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
 from vattn.kv.slots import PageSet, Slots
+from vattn.vmm.driver import DriverError
 from vattn.vmm.retire import Event
 
 
@@ -54,7 +57,8 @@ class TailCopier:
             self._bytes[:, target, start:end] = self._bytes[:, scratch, start - first : end - first]
         finally:
             slots.space.retirement.submit(device_event(self._bytes.device))  # unmapped after the copy
-            slots.truncate(scratch, 0)
+            with suppress(DriverError):  # the copy is done; the slot's next use unmaps what is left there
+                slots.truncate(scratch, 0)
 
     def close(self) -> None:
         self._bytes = None

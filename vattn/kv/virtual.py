@@ -162,6 +162,7 @@ class VirtualKVCache(KVCache):
         if child_id in self._live:
             raise KeyError(f"request {child_id!r} is attached already")
         parent = self._live[parent_id]
+        parent.written = max(parent.written, tokens)
         if not self._slots.num_untaken:
             return False
         full, rest = self.layout.whole_pages(tokens)
@@ -404,12 +405,11 @@ class VirtualKVCache(KVCache):
 
         A DriverError leaves the rest to another call.
         """
-        if self._closed:
-            return
-        for request_id in list(self._live):
-            self.free(request_id)
-        self._kv = None
-        self._tails.close()
-        self.reset_prefix_cache()
+        if not self._closed:
+            for request_id in list(self._live):
+                self.free(request_id)
+            self._closed = True
+            self._kv = None
+            self._tails.close()
+            self.reset_prefix_cache()
         self._mapped.close()
-        self._closed = True

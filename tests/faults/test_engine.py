@@ -1,0 +1,97 @@
+"""Whatever an engine calls may fail: allocations, copies, the model, the sampler, the cache, the detokenizer.
+
+Every k-th call fails, from each of the first k on. Either that step or deed raises and can be tried again, or
+one request fails and says why; the others get their tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from tests.faults.busy import Lived, alone, make
+from tests.faults.flaky import Flaky, planted
+from vattn.engine.detokenize import StopChecker
+from vattn.engine.runner import Runner
+from vattn.engine.sampler import Sampler
+from vattn.kv.paged import PagedKVCache
+from vattn.kv.static import StaticKVCache
+from vattn.kv.swap import SwapSpace
+from vattn.kv.tails import TailCopier
+from vattn.kv.virtual import VirtualKVCache
+from vattn.vmm.driver import UNKNOWN, DriverError
+from vattn.vmm.pool import PagePool
+
+CACHES = {"virtual": VirtualKVCache, "paged": PagedKVCache, "static": StaticKVCache}
+
+
+def driver_error() -> DriverError:
+    return DriverError("map", UNKNOWN, hint="planted")
+
+
+class Point(NamedTuple):
+    """Where it fails, on which backends, how."""
+
+    name: str
+    owner: type | None
+    """None: the backend's cache."""
+    call: str
+    backends: tuple[str, ...]
+    failure: Callable[[], Exception] | None = planted
+    every: int = 5
+    fails: tuple[str, ...] = ()
+    """Who may fail by that."""
+
+
+V, P, S = "virtual-interleaved", "paged-7", "static-interleaved"
+OVERLAP = ("virtual-overlap", "paged-overlap")
+POINTS = [
+    Point("pages are short", PagePool, "acquire", (V, "virtual-overlap"), None),
+    Point("pages raise", PagePool, "acquire", (V, "virtual-per_layer", "virtual-overlap"), MemoryError),
+    Point("memory of a resized cache", None, "_allocate", (P, S), every=3),
+    Point("host memory", SwapSpace, "_to_host", (V, P, S), MemoryError, 2),
+    Point("a copy out", None, "_read", (V, P, S), every=2),
+    Point("a copy in", None, "_write", (V, P, S), every=2),
+    Point("the copy of a tail", TailCopier, "copy", (V, "virtual-per_layer"), every=2),
+    Point("the copy of a cached tail", TailCopier, "copy_set", (V, "virtual-per_layer"), every=2),
+    Point("the model", Runner, "run", (V, P, *OVERLAP)),
+    Point("the sampler", Sampler, "sample", (V, *OVERLAP)),
+    Point("planning a step", None, "begin_step", (V, P), driver_error),
+    Point("after the model", None, "submitted", (V, "virtual-overlap"), driver_error),
+    Point("growth", None, "grow", (V, P, *OVERLAP), driver_error, 7),
+    Point("admission", None, "attach", (V, P, *OVERLAP), driver_error, 3),
+    Point("a fork", None, "fork", (V, P, S, "paged-overlap"), driver_error, 2),
+    Point("freeing", None, "free", (V, P, S, *OVERLAP), driver_error, 3, ("r2",)),
+    Point("entering what is computed", None, "computed", (V, P, *OVERLAP), planted, 31),
+    Point("another size", None, "resize", (V, P, S), driver_error, 7),
+]
+CASES = [(point, backend) for point in POINTS for backend in point.backends]
+
+
+@pytest.mark.parametrize(("point", "backend"), CASES, ids=[f"{p.name}, {b}" for p, b in CASES])
+def test_any_call_may_fail(point: Point, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = point.owner or CACHES[backend.split("-")[0]]
+    met = 0
+    for first in range(1, point.every + 1):
+        with make(backend) as llm, monkeypatch.context() as patch:
+            flaky = Flaky(patch, owner, point.call, first, point.every, point.failure)
+            lived = Lived(llm, backend, patience=2)
+            lived.assert_unharmed(point.fails)
+            assert len(lived.raised) <= flaky.failures
+            met += flaky.failures
+            patch.undo()
+    assert met
+
+
+@pytest.mark.parametrize("backend", ["virtual-interleaved", "paged-overlap"])
+def test_a_request_whose_text_breaks_fails_alone(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for first in range(1, 30, 2):
+        with make(backend) as llm, monkeypatch.context() as patch:
+            Flaky(patch, StopChecker, "push", first, 1000, planted)
+            lived = Lived(llm, backend)
+            assert not lived.raised
+            lived.assert_unharmed(may_fail=tuple(alone()))
+            [error] = lived.failed().values()
+            assert "planted" in error and "detokenize=False" in error
