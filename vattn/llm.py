@@ -367,7 +367,7 @@ class LLM:
         from vattn.bench.report import describe_model
         from vattn.observe.snapshot import take_snapshot
 
-        limits = self.scheduler_config
+        limits, ahead = self.scheduler_config, self.kv_config.background_mapping
         with self._delivery.exclusive():
             return take_snapshot(
                 self.engine,
@@ -377,6 +377,10 @@ class LLM:
                     "max_num_batched_tokens": limits.max_num_batched_tokens,
                     "max_model_len": self.max_model_len,
                     "kv_memory_bytes": self._kv_memory_bytes,
+                    "swap_space_bytes": self.kv_config.swap_space_bytes,
+                    "preemption": limits.preemption,
+                    "prefix_caching": self._kv.shares_prefixes,
+                    "background_mapping": self._device.type == "cuda" if ahead is None else ahead,
                 },
                 kv=self.describe_kv(),
             )

@@ -44,7 +44,15 @@ def test_an_idle_engine_holds_nothing(backend: str) -> None:
     assert shot["kv"]["backend"] == backend.split("-")[0]
     limits = shot["limits"]
     assert (64 << 20) - 16 * kv_shape("llama").token_bytes < limits.pop("kv_memory_bytes") <= 64 << 20
-    assert limits == {"max_num_seqs": 64, "max_num_batched_tokens": 512, "max_model_len": 128}
+    assert limits == {
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 512,
+        "max_model_len": 128,
+        "swap_space_bytes": 0,
+        "preemption": "recompute",
+        "prefix_caching": not backend.startswith("static"),
+        "background_mapping": backend == "virtual-overlap",
+    }
     assert shot["model"]["token_bytes"] == kv_shape("llama").token_bytes
     assert shot["memory"]["in_use"] == shot["memory"]["logical"] == 0
     assert shot["requests"] == [] and shot["swap"] is None
