@@ -65,11 +65,12 @@ class Kernels(Experiment):
         )
         if not found.enough:
             return f"{found.n} repeats can't tell {name} from static in {what}"
+        ms = f"({found.median / 1e3:.1f} and {flat.median / 1e3:.1f} ms)"
         if not apart(flat, found):
-            return f"noise hides whether {name} differs from static in {what}"
+            return f"{name} can't be told from static in {what} {ms}"
         return (
             f"{what} spends {found.median / flat.median:.2f} times as long in attention with {name} as with "
-            f"static ({found.median / 1e3:.1f} and {flat.median / 1e3:.1f} ms)"
+            f"static {ms}"
         )
 
     def draw(self, parts: Parts, figure: Figure) -> None:

@@ -17,7 +17,7 @@ from vattn.models.loader import LoadedModel
 
 T = TypeVar("T")
 
-STEPS_KEPT = 120
+STEPS_KEPT = 60
 """Rows of a run's step log that a record keeps, evenly spaced."""
 STEP_COLUMNS = ("time_s", "running", "physical", "in_use", "logical", "shared_saved", "tail_waste")
 COUNTED = (
