@@ -81,13 +81,13 @@ class Browser:
         """Put the pointer there."""
         self._send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    def screenshot(self, selector: str = "html") -> bytes:
+    def screenshot(self, selector: str = "html", scale: float = 1.0) -> bytes:
         """PNG of an element, however long."""
         box = self.evaluate(
             f"(() => {{ const b = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
             " return [b.x + scrollX, b.y + scrollY, b.width, b.height]; })()"
         )
-        clip = dict(zip(("x", "y", "width", "height"), box, strict=True)) | {"scale": 1}
+        clip = dict(zip(("x", "y", "width", "height"), box, strict=True)) | {"scale": scale}
         shot = self._send("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
         return base64.b64decode(shot["data"])
 

@@ -46,7 +46,7 @@ def latency_chart(bench: Bench, name: str, look: Look) -> str | None:
         (0, 1),
         "milliseconds" + (" (log)" if log else ""),
         "share of all",
-        units.number,
+        units.axis,
         units.percent,
         log_x=log,
         y_ticks=(0, 0.25, 0.5, 0.75, 1),
@@ -89,8 +89,8 @@ def length_chart(bench: Bench, column: str, title: str) -> str | None:
         (0, float(max(counts)) * 1.05),
         "tokens" + (" (log)" if log else ""),
         "requests",
-        units.number,
-        units.number,
+        units.axis,
+        units.axis,
         log_x=log,
         height=220,
     )
@@ -122,7 +122,7 @@ def fill_chart(bench: Bench, run: Run, look: Look) -> str | None:
         f"share of the {unit} filled",
         "requests",
         units.percent,
-        units.number,
+        units.axis,
         height=220,
     )
     for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):
@@ -192,7 +192,7 @@ def driver_chart(runs: Sequence[Run], look: Look, kind: str) -> str | None:
         "duration of a call (log)",
         "calls",
         units.nanos,
-        units.number,
+        units.axis,
         log_x=True,
         height=200,
     )
@@ -220,8 +220,8 @@ def kernel_chart(bench: Bench, look: Look) -> str | None:
         (0, top * 1.05),
         "tokens of context",
         "µs",
-        units.number,
-        units.number,
+        units.axis,
+        units.axis,
         width=1060,
         height=320,
     )

@@ -32,7 +32,7 @@ def memory_chart(bench: Bench, run: Run, end: float) -> str | None:
         (0, top * 1.04),
         "seconds",
         "KV memory",
-        units.number,
+        units.axis,
         units.nbytes,
         width=1060,
         height=270,
@@ -97,8 +97,8 @@ def queue_chart(runs: list[Run], look: dict[str, Style], column: str, end: float
         (0, max(1, top) * 1.05),
         "seconds",
         "requests",
-        units.number,
-        units.number,
+        units.axis,
+        units.axis,
     )
     for run in watched:
         steps = run.steps

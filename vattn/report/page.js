@@ -8,6 +8,9 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", name);
   name();
 
+  // What is folded is printed unfolded.
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.open = true; }));
+
   // Charts with a readout: a line under the pointer, and the figures of that moment.
   for (const shell of document.querySelectorAll(".shell")) {
     const svg = shell.querySelector("svg.chart"), source = shell.querySelector("script.readout");

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from vattn.bench.read import Bench
 from vattn.bench.serving import LATENCIES
+from vattn.doctor.diagnose import diagnose_bench
 from vattn.observe.recorder import Recording
 from vattn.report import charts, memory, page_raster, requests, tables, units
 from vattn.report.series import MAX_POINTS
@@ -108,7 +109,20 @@ def _conclusions(bench: Bench) -> str:
 
 
 def _diagnosis(bench: Bench) -> str:
-    return ""
+    parts = []
+    for found in diagnose_bench(bench):
+        if found.verdict == "unknown":
+            continue
+        parts.append(f"<h3>{escape(found.name)}</h3><p>{escape(found.sentence)}</p>")
+        for finding in found.findings:
+            because = "".join(f"<li>{escape(text)}</li>" for text in finding.evidence)
+            then = "".join(f"<li>→ {escape(text)}</li>" for text in finding.advice)
+            parts.append(
+                f'<details class="finding {finding.kind}"><summary><b>{escape(finding.sentence)}</b> '
+                f"{finding.kind}</summary><ul>{because}</ul><ul class='then'>{then}</ul></details>"
+            )
+    note = '<p class="note">As <code>vattn doctor</code> sees it. Open a sentence for its evidence.</p>'
+    return note + "".join(parts) if parts else ""
 
 
 def _glance(bench: Bench) -> str:

@@ -23,7 +23,7 @@ MEANING = {
     PageState.AHEAD: "mapped ahead, or surplus of a row",
     PageState.PARKED: "in a row nobody uses now",
     PageState.RETIRING: "given up, unmapped when safe",
-    PageState.FREE: "free",
+    PageState.FREE: "in nobody's hands",
 }
 
 
@@ -43,8 +43,8 @@ def raster(recording: Recording) -> tuple[str, str]:
         (0, max(1, len(shown))),
         "seconds",
         f"{header['unit']}s",
-        units.number,
-        units.number,
+        units.axis,
+        units.axis,
         width=1060,
         height=max(150, min(520, 3 * len(shown))) + 70,
         y_ticks=(),

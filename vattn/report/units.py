@@ -15,6 +15,11 @@ def number(value: float) -> str:
     return f"{value:,.1f}" if size >= 10 else f"{value:,.2f}" if size >= 1 else f"{value:.3g}"
 
 
+def axis(value: float) -> str:
+    """A round number beside an axis, without noughts at its end."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
+
+
 def nbytes(value: float) -> str:
     """Binary units: 512 B, 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
