@@ -87,7 +87,8 @@ def test_charts_are_seen_and_nothing_sticks_out(browser: Browser, file: Path, wi
     sizes = browser.evaluate(
         "[...document.querySelectorAll('svg.chart')].map(s => {"
         " const b = s.getBoundingClientRect();"
-        " const marks = s.querySelectorAll('.line, .area, .bar, rect, circle'); return [b.width, b.height, marks.length]; })"
+        " const marks = s.querySelectorAll('.line, .area, .bar, rect, circle');"
+        " return [b.width, b.height, marks.length]; })"
     )
     assert len(sizes) > 25 and all(w > 100 and h > 60 and marks for w, h, marks in sizes)
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
