@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from vattn.errors import ConfigError
+from vattn.errors import CapacityError, ConfigError
 from vattn.observe.coordinator import Coordinator, default_path, find, targets
 from vattn.observe.ledger import CoordinatorError, Ledger
 from vattn.observe.locked import locked
@@ -53,7 +53,7 @@ class Engine:
 
     def resize(self, nbytes: int) -> None:
         if self.refuses:
-            raise ConfigError("the device has not so much")
+            raise CapacityError("the device has not so much")
         self.budget = nbytes
 
     def step(self) -> None:

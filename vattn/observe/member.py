@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from vattn.errors import ConfigError, DriverError
+from vattn.errors import DriverError, VattnError
 from vattn.observe.coordinator import Coordinator, may_hold
 from vattn.observe.ledger import CoordinatorError, EngineEntry, Ledger
 
@@ -49,7 +49,7 @@ def smallest_budget(kv: Budgeted, tokens: int) -> int:
 class Member:
     """One engine in the file.
 
-    `resize`: gives the engine another budget; may raise ConfigError or DriverError, and has then changed
+    `resize`: gives the engine another budget; may raise VattnError or DriverError, and has then changed
     nothing. `report`: called at most every `BEAT_S` seconds. Not thread-safe: called from where steps are.
     """
 
@@ -155,7 +155,7 @@ class Member:
         try:
             self._resize(wanted)
             own.budget = wanted
-        except (ConfigError, DriverError) as error:
+        except (VattnError, DriverError) as error:
             own.budget, own.error = before, str(error)
         # If nothing can be written now, the next beat tells; until then others count the larger budget.
         with suppress(CoordinatorError, OSError), self.coordinator.try_change() as ledger:

@@ -23,7 +23,7 @@ def join(
 ) -> Member:
     """Enter `engine`; from here on it writes and follows the file before its steps.
 
-    Raises CoordinatorError when the file can't be used or has no room for the engine; ConfigError or
+    Raises CoordinatorError when the file can't be used or has no room for the engine; VattnError or
     DriverError when the engine can't take the budget it is given. It is not entered then.
     """
     coordinator = Coordinator(default_path() if path == "default" else path)
