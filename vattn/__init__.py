@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vattn.config import KVCacheConfig
     from vattn.hf import VirtualCache
     from vattn.llm import LLM
+    from vattn.observe.recorder import PageMapRecorder
     from vattn.outputs import CompletionOutput, RequestOutput
     from vattn.params import BeamSearchParams, SamplingParams
     from vattn.vmm.growable import GrowableTensor
@@ -28,6 +29,7 @@ _HOME = {
     "GrowableTensor": "vattn.vmm.growable",
     "KVCacheConfig": "vattn.config",
     "LLM": "vattn.llm",
+    "PageMapRecorder": "vattn.observe.recorder",
     "RequestOutput": "vattn.outputs",
     "SamplingParams": "vattn.params",
     "VirtualCache": "vattn.hf",
@@ -39,6 +41,7 @@ __all__ = [
     "CompletionOutput",
     "GrowableTensor",
     "KVCacheConfig",
+    "PageMapRecorder",
     "RequestOutput",
     "SamplingParams",
     "VirtualCache",
