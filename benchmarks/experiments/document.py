@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vattn.bench.report import write
 from vattn.experiments import figures, record
 from vattn.experiments.base import Experiment
 from vattn.experiments.registry import EXPERIMENTS
@@ -63,7 +64,11 @@ def main() -> None:
         sys.exit(0 if before == after else f"{DOCUMENT} is not what the records say: run {sys.argv[0]}")
     DOCUMENT.write_text(after, encoding="utf-8")
     for experiment in EXPERIMENTS:
-        made = record.read(RECORDS / f"{experiment.name}.json", experiment)
+        file = RECORDS / f"{experiment.name}.json"
+        made = record.read(file, experiment)
+        now = list(experiment.findings(made["parts"]))
+        if made["findings"] != now:  # its words were changed since
+            write(file, {**made, "findings": now})
         figures.save(experiment, made["parts"], IMAGES / f"experiment-{experiment.name}.png")
 
 

@@ -53,9 +53,8 @@ class Prefix(Experiment):
             return f"{median(parts[length], name, 'computed_tokens'):,.0f}"
 
         def ttft(length: str, backend: str) -> str:
-            on, off = f"{backend}, on", f"{backend}, off"
-            found = ratio_of(parts[length], on, off, "mean_ttft_ms")
-            return compared(found, on, off, f"mean time to first token with {length} tokens shared")
+            found = ratio_of(parts[length], f"{backend}, on", f"{backend}, off", "mean_ttft_ms")
+            return compared(found, f"{backend} with a cache", "that without", "mean time to first token")
 
         return (
             sentence(
@@ -64,8 +63,8 @@ class Prefix(Experiment):
                 f"with {short} shared, {computed(short, 'paged, on')} and {computed(short, 'virtual, on')} "
                 f"instead of {computed(short, 'paged, off')}",
             ),
-            sentence(ttft(long, "paged"), ttft(long, "virtual")),
-            sentence(ttft(short, "paged"), ttft(short, "virtual")),
+            sentence(f"{long} tokens shared: {ttft(long, 'paged')}", ttft(long, "virtual")),
+            sentence(f"{short} tokens shared: {ttft(short, 'paged')}", ttft(short, "virtual")),
         )
 
     def draw(self, parts: Parts, figure: Figure) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vattn.bench.conclusions import ratio
-from vattn.bench.intervals import Interval
+from vattn.bench.intervals import Interval, interval
 
 Part = Mapping[str, Any]
 
@@ -17,20 +17,23 @@ def names(part: Part) -> list[str]:
 
 
 def run_of(part: Part, name: str) -> Mapping[str, Any]:
-    found: list[Mapping[str, Any]] = [run for run in part["runs"] if run["name"] == name]
-    return found[0]
+    named: list[Mapping[str, Any]] = [run for run in part["runs"] if run["name"] == name]
+    return named[0]
+
+
+def found(part: Part, name: str, metric: str) -> Interval:
+    """Over the repeats. KeyError where a repeat lacks it."""
+    return interval([repeat["metrics"][metric] for repeat in run_of(part, name)["repeats"]])
 
 
 def median(part: Part, name: str, metric: str) -> float:
-    """Over the repeats. KeyError where a repeat lacks it."""
-    value: float = run_of(part, name)["summary"][metric]["median"]
-    return value
+    return found(part, name, metric).median
 
 
 def bounds(part: Part, name: str, metric: str) -> tuple[float, float, float]:
     """(median, down to the low end, up to the high end), as error bars want it."""
-    s = run_of(part, name)["summary"][metric]
-    return s["median"], s["median"] - s["low"], s["high"] - s["median"]
+    over = found(part, name, metric)
+    return over.median, over.median - over.low, over.high - over.median
 
 
 def ratio_of(part: Part, name: str, other: str, metric: str) -> Interval | None:

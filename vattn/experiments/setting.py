@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from vattn.bench.arrivals import Arrivals
 from vattn.bench.engines import VattnSystem
 from vattn.bench.kernels import bench_kernels
-from vattn.bench.report import summarize
 from vattn.bench.run import Limits, Plan, run
 from vattn.bench.workload import Workload
 from vattn.kv.layout import KVShape
@@ -20,6 +19,8 @@ T = TypeVar("T")
 STEPS_KEPT = 60
 """Rows of a run's step log that a record keeps, evenly spaced."""
 STEP_COLUMNS = ("time_s", "running", "physical", "in_use", "logical", "shared_saved", "tail_waste")
+DROPPED = ("std_", "p50_", "p90_", "p95_")
+"""Metrics a record does without: more of each latency than anybody compares here."""
 COUNTED = (
     "preemptions",
     "recomputed_tokens",
@@ -83,7 +84,6 @@ class Setting:
         measured = run(plan, systems, self.loaded.spec.vocab_size, self._progress)
         for found in measured["runs"]:
             found["repeats"] = [_slim(repeat, first=i == 0) for i, repeat in enumerate(found["repeats"])]
-            found["summary"] = summarize(found["repeats"])
         return measured
 
     def kernels(
@@ -117,7 +117,11 @@ def _slim(repeat: Mapping[str, Any], *, first: bool) -> dict[str, Any]:
         "map_calls": counters["driver_calls"].get("map", 0),
         "set_access_calls": counters["driver_calls"].get("set_access", 0),
     }
-    rounded = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in metrics.items()}
+    rounded = {
+        key: float(f"{value:.6g}") if isinstance(value, float) else value
+        for key, value in metrics.items()
+        if not key.startswith(DROPPED)
+    }
     slim: dict[str, Any] = {"tokens_digest": repeat["tokens_digest"], "metrics": rounded}
     if not first:
         return slim
