@@ -9,8 +9,17 @@ from vattn.report.style import MEMORY, Style
 from vattn.report.svg import Chart, binary_ticks
 
 
-def memory_chart(bench: Bench, run: Run, end: float) -> str | None:
-    """One run's memory, stacked by kind, over `end` seconds; None where nothing was recorded.
+def most_bytes(bench: Bench) -> float:
+    """Top of the scale that all memory charts share."""
+    found = [float(bench.limits.get("kv_memory_bytes") or 0)]
+    for steps in (run.steps for run in bench.runs if run.steps and run.steps["time_s"]):
+        mapped = [a + b for a, b in zip(steps["in_use"], steps["shared_saved"], strict=True)]
+        found += [float(max(column)) for column in (steps["physical"], steps["logical"], mapped)]
+    return max(found)
+
+
+def memory_chart(bench: Bench, run: Run, end: float, top: float) -> str | None:
+    """One run's memory up to `top` bytes, stacked by kind, over `end` seconds; None if none was recorded.
 
     Lines on top: logical bytes (an ideal allocator's), all that requests map where sharing saves some, and
     the budget. Between logical and in use lies waste.
@@ -18,13 +27,12 @@ def memory_chart(bench: Bench, run: Run, end: float) -> str | None:
     steps = run.steps
     if not steps or not steps["time_s"] or not any(steps["physical"]):
         return None
-    held = [sum(values) for values in zip(*(steps[kind] for kind, _, _ in MEMORY), strict=True)]
     kept = thin([float(h) for h in steps["in_use"]])
     times = [float(steps["time_s"][i]) for i in kept]
     mapped = [steps["in_use"][i] + steps["shared_saved"][i] for i in kept]
     logical = [steps["logical"][i] for i in kept]
     budget = run.options.get("kv_cache_memory_bytes") or bench.limits.get("kv_memory_bytes")
-    top = max(max(held), max(mapped), max(logical), budget or 0)
+    top = max(top, budget or 0)
     stop = times[-1] + float(steps["duration_s"][-1])
     chart = Chart(
         f"{run.name}: memory by kind",

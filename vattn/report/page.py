@@ -161,7 +161,8 @@ def _end(bench: Bench) -> float:
 
 def _memory(bench: Bench) -> str:
     end, look = _end(bench), styles(bench.runs)
-    drawn = [svg for run in bench.runs if (svg := memory.memory_chart(bench, run, end))]
+    top = memory.most_bytes(bench)
+    drawn = [svg for run in bench.runs if (svg := memory.memory_chart(bench, run, end, top))]
     if not drawn:
         return ""
     longest = max(len(run.steps.get("time_s", ())) for run in bench.runs)
@@ -170,7 +171,7 @@ def _memory(bench: Bench) -> str:
         if longest > MAX_POINTS
         else ""
     )
-    note = f'<p class="note">The repeat of median duration, on one time scale.{thinned}</p>'
+    note = f'<p class="note">The repeat of median duration, on one scale.{thinned}</p>'
     queues = [memory.queue_chart(bench.runs, look, column, end) for column in ("running", "waiting")]
     parts = [
         note,
