@@ -273,7 +273,7 @@ class AddressSpace:
         return self._tail_pages * self.page_bytes
 
     def retiring_references(self) -> Counter[int]:
-        """How often each page is still mapped by a retiring tail: nobody reads or writes it there any more."""
+        """How often each page is still mapped by a retiring tail, where nobody uses it any more."""
         with self._lock:
             return Counter(entry.page for state in self._rows for entry in state.tail)
 

@@ -48,8 +48,9 @@ def model_time(model: LlamaForCausalLM, make: Callable[[], Any], context: int, s
 def peak_memory(make: Callable[[], Any], config: LlamaConfig, context: int, steps: int) -> dict[str, int]:
     """Bytes by which a process of its own grows, at most, from an empty cache to `context` tokens and one.
 
-    The one makes every page a new one, the worst case. The last `steps` tokens are appended one by one. Only the cache is there, no model. `held` is what
-    remains when the last token is in. For a VirtualCache `mapped` is what it says itself.
+    The one makes every page a new one, the worst case. The last `steps` tokens are appended one by one.
+    Only the cache is there, no model. `held` is what remains when the last token is in. For a VirtualCache
+    `mapped` is what it says itself.
     """
     reader, writer = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("fork").Process(
