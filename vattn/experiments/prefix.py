@@ -83,6 +83,7 @@ class Prefix(Experiment):
                     capsize=3,
                     color=COLOURS[backend],
                     linestyle=style,
+                    linewidth=3.5 if backend == "paged" else 1.5,  # where both lie on each other
                     label=f"{backend}, caching {mode}",
                 )
         for ax, title, unit in (
