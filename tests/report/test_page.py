@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -132,6 +133,30 @@ def test_a_record_with_little_in_it_is_drawn() -> None:
     run = {"name": "paged", "options": {"kv_backend": "paged"}, "points": points}
     found = Reader(report_html(as_bench({"format": "vattn-bench-1", "kind": "kernels", "runs": [run]})))
     assert found.count("circle", "dot") == 2
+
+
+def test_what_did_not_happen_is_left_out() -> None:
+    """A run nobody looked into, requests that failed, and runs without a request."""
+    closed, failed, empty = (copy.deepcopy(bench_record()) for _ in range(3))
+    closed["runs"][0] |= {"name": "<peer> & co", "options": {}, "kv": {}}
+    for repeat in closed["runs"][0]["repeats"]:
+        repeat |= {"steps": None, "counters": {}}
+    for repeat in failed["runs"][1]["repeats"]:
+        for request in repeat["requests"][:3]:
+            request |= {
+                "error": "too long",
+                "finished_s": None,
+                "first_token_s": None,
+                "first_scheduled_s": None,
+            }
+    for run in empty["runs"]:
+        for repeat in run["repeats"]:
+            repeat |= {"requests": [], "steps": {name: [] for name in repeat["steps"]}}
+    pages = [Reader(report_html(as_bench(record))) for record in (closed, failed, empty)]
+    assert "<peer> & co: memory by kind" not in {a.get("aria-label") for _, a in pages[0].tags}
+    assert pages[0].count("path", "m-in_use") == 3
+    assert pages[1].count("rect", "r-error") == 3
+    assert pages[2].count("svg", "chart") < pages[0].count("svg", "chart")
 
 
 def test_the_commands_write_a_page(tmp_path: Path) -> None:

@@ -42,9 +42,7 @@ def bench_case(bench: Bench, run: Run) -> Case:
         map_stall_s=_number(counters, "map_stall_s"),
         busy_s=float(sum(run.steps.get("duration_s", ()))),
         prefix_queries=_number(counters, "prefix_query_tokens"),
-        prefix_hits=max(
-            0.0, _number(counters, "prefix_hit_tokens") - _number(counters, "resumed_hit_tokens")
-        ),
+        prefix_hits=_number(counters, "prefix_hit_tokens"),
         prefix_evictions=_number(counters, "prefix_evictions"),
         prefix_unshared=_number(counters, "prefix_tokens_unshared_by_page_size"),
         shareable=shareable_tokens(bench.workload, done),
