@@ -197,7 +197,7 @@ class Chart:
         """What a pointer over the chart is told: at each x a text per row."""
         self.readout = {
             "x": [self.x(x) for x in xs],
-            "at": [self.x_show(x) for x in xs],
+            "at": [f"{x:,.3f}" for x in xs],
             "rows": [{"name": name, "values": list(values)} for name, values in rows],
         }
 
