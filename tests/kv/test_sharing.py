@@ -11,6 +11,7 @@ from tests.kv.test_sharing_machine import text_kv
 from vattn.kv.base import Chunk, KVCache
 from vattn.kv.swap import SwapSpace
 from vattn.kv.virtual import VirtualKVCache
+from vattn.vmm.driver import OutOfMemory
 
 SHARING = ["virtual-interleaved", "virtual-per_layer", "paged-16"]
 sharing = pytest.mark.parametrize("backend", SHARING)
@@ -165,4 +166,31 @@ def test_a_prompt_that_is_cached_whole_computes_its_last_token(backend: str) -> 
     run(kv, "a", [1] * 32)
     assert run(kv, "b", [1] * 32) == (16 if backend == "paged-16" else 31)
     assert run(kv, "short", [1]) == 0, "shorter than a page, a block, a unit"
+    kv.close()
+
+
+# ---------------------------------------------------------------------------- short of mappings
+@pytest.mark.parametrize("backend", SHARING[:2])
+def test_a_system_short_of_mappings_shares_less(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`vm.max_map_count` ends before memory does: who can't be given an alias gets pages of its own."""
+    kv = make_cache(backend, 4 * MAX_TOKENS, fingerprint="model", unit=16)
+    assert isinstance(kv, VirtualKVCache)
+    text = [2] * 90
+    run(kv, "a", text)
+    slots = kv._slots
+    alias = slots.alias
+    refused = []
+
+    def refuse(slot: int, sets: list[tuple[int, ...]]) -> None:
+        if sets:
+            refused.append(slot)
+            raise OutOfMemory("map")
+        alias(slot, sets)
+
+    monkeypatch.setattr(slots, "alias", refuse)
+    assert run(kv, "b", text) == 0 and refused
+    assert not kv.fork("a", "c", 80) and "c" not in set(kv.live())
+    kv.check()
+    monkeypatch.undo()
+    assert run(kv, "d", text) > 0
     kv.close()

@@ -188,12 +188,10 @@ class RowLayout:
 def default_page_bytes(kind: KVLayout, shape: KVShape, granularity: int) -> int:
     """The page a backend maps by default: the driver's granularity, grown to hold some tokens.
 
-    16 whole tokens when interleaved, as vLLM's block: 2 MiB (CUDA) holds 16 of Llama-3-8B. 32 tokens of a
-    range when per-layer: a page is then mapped in each of 2 x layers ranges at once, and on a CPU, where
-    pages may be small, fewer would mean a driver call for every few tokens and too many mappings.
+    16 tokens, as vLLM's block: whole ones when interleaved (2 MiB on CUDA hold 16 of Llama-3-8B), of one
+    range when per-layer. Less would save little memory, and on a CPU mean driver calls for every few tokens.
     """
-    per_layer = kind is KVLayout.PER_LAYER
-    want = 32 * shape.unit_bytes if per_layer else 16 * shape.token_bytes
+    want = 16 * (shape.unit_bytes if kind is KVLayout.PER_LAYER else shape.token_bytes)
     page = granularity
     while page < want and page < 2 << 20:
         page *= 2

@@ -30,7 +30,7 @@ from vattn.kv.shared_pages import SharedPages
 from vattn.kv.sharing import Content, Hit
 from vattn.kv.tails import TailCopier
 from vattn.kv.usage import MemoryUsage
-from vattn.vmm.driver import Driver
+from vattn.vmm.driver import Driver, OutOfMemory
 from vattn.vmm.retire import Event
 
 WATERMARK = 0.01  # share of the pool that a new request leaves to the growth of those that live
@@ -208,6 +208,9 @@ class VirtualKVCache(KVCache):
             self._shared.forget(slot)
             try:
                 self._slots.alias(slot, hit.shared)
+            except OutOfMemory:  # of mappings: the pages themselves are there
+                self._slots.leave(slot)
+                return None
             except BaseException:
                 self._slots.leave(slot)
                 raise
@@ -219,6 +222,9 @@ class VirtualKVCache(KVCache):
                 start, end = full * self.layout.page_bytes, hit.cached * self.layout.token_bytes
                 try:
                     self._tails.copy_set(hit.tail, slot, start, end)
+                except OutOfMemory:
+                    self._leave(live)
+                    return None
                 except BaseException:
                     self._leave(live)
                     raise
