@@ -116,6 +116,23 @@ def test_auto_takes_what_is_predicted_to_be_cheaper() -> None:
                 assert (r.predicted_swap_s or 0) > 0
 
 
+@pytest.mark.parametrize("backend", ["virtual-interleaved", "paged-7", "static-interleaved"])
+def test_quantised_memory_is_swapped_with_its_scales(backend: str) -> None:
+    options: dict[str, Any] = {"kv_cache_dtype": "int8", "max_model_len": MAX_LEN, "preemption": "swap"}
+    found = []
+    for share in (1, 4):
+        with make_llm(NAME, backend, **options) as llm:
+            need = (sum(LENGTHS) + 40 * len(LENGTHS)) * llm.kv_shape.token_bytes
+            llm.resize_kv_cache(
+                2 * need if share == 1 else max(need // share, MAX_LEN * llm.kv_shape.token_bytes)
+            )
+            add_all(llm)
+            found.append({name: output.outputs[0].token_ids for name, output in finish(llm).items()})
+            m = llm.metrics()
+            assert (m.swapped_requests > 0) == (share > 1 and m.preemptions > 0)
+    assert found[0] == found[1]
+
+
 def test_little_swap_space_takes_what_fits() -> None:
     space = 60 * kv_shape(NAME).token_bytes
     with make_llm(
