@@ -89,6 +89,7 @@ def main() -> None:
     need = args.requests * (args.prompt + args.output) * token_bytes
     options = {
         "kv_backend": args.kv_backend,
+        "kv_layout": "interleaved",  # so little memory would be one page in each of per_layer's ranges
         "max_model_len": args.prompt + args.output,
         "max_num_seqs": args.requests,
         "kv_cache_memory_bytes": int(SHARE * need),
