@@ -33,10 +33,15 @@ Engine = Callable[[list[WorkloadRequest]], float]
 """Runs the requests, returns output tokens per second."""
 
 VATTN = {
-    "vattn virtual": {"kv_backend": "virtual"},
-    "vattn virtual interleaved": {"kv_backend": "virtual", "kv_layout": "interleaved"},
+    "vattn virtual": {"kv_backend": "virtual", "kv_layout": "interleaved"},
+    "vattn virtual per-layer": {"kv_backend": "virtual", "kv_layout": "per_layer"},
+    "vattn virtual per-layer 64 KiB": {
+        "kv_backend": "virtual",
+        "kv_layout": "per_layer",
+        "page_bytes": 64 << 10,
+    },
     "vattn paged": {"kv_backend": "paged"},
-    "vattn static": {"kv_backend": "static"},
+    "vattn static": {"kv_backend": "static", "kv_layout": "interleaved"},
 }
 
 

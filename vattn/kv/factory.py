@@ -17,7 +17,7 @@ from vattn.kv.swap import SwapSpace
 from vattn.kv.virtual import VirtualKVCache
 from vattn.vmm.driver import Driver, open_driver
 
-DEFAULT_LAYOUT = {"cpu": KVLayout.PER_LAYER}  # measured: docs/memory.md
+DEFAULT_LAYOUT = KVLayout.INTERLEAVED  # measured: docs/memory.md
 
 
 def open_kv_driver(device: torch.device) -> Driver:
@@ -72,11 +72,7 @@ def create_kv_cache(
     """
     budget = kv_budget(config, driver, activations)
     device = driver.device
-    kind = (
-        DEFAULT_LAYOUT.get(device.type, KVLayout.INTERLEAVED)
-        if config.layout == "auto"
-        else KVLayout(config.layout)
-    )
+    kind = DEFAULT_LAYOUT if config.layout == "auto" else KVLayout(config.layout)
     page = config.page_bytes or default_page_bytes(kind, shape, driver.granularity)
     if page % driver.granularity:
         raise ConfigError(
