@@ -2,10 +2,10 @@
 
     python benchmarks/soak/run.py [--requests 10000] [--backend NAME …] [--json FILE]
 
-Each backend serves `--requests` requests with a model of random weights, a quarter or half of the memory they
-could use, and a little of everything that takes or gives memory. Open descriptors, mappings, address space and
-resident memory of the process are read after a tenth of the requests and at the end, both with the engine
-idle; then the engine closes, and they are compared with those before it opened.
+Each backend serves `--requests` requests with a model of random weights, a quarter or half of the memory
+they could use, and a little of everything that takes or gives memory. Open descriptors, mappings, address
+space and resident memory of the process are read after a tenth of the requests and at the end, both with the
+engine idle; then the engine closes, and they are compared with those before it opened.
 """
 
 from __future__ import annotations
