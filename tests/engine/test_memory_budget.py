@@ -34,7 +34,7 @@ class BudgetHarness(Harness):
             model_len=8192,
             max_num_seqs=64,
         )
-        self.scheduler.kv = self.kv
+        self.scheduler.kv = self.scheduler.preemption.kv = self.kv
         self.scheduler.max_num_seqs, self.scheduler.max_num_batched_tokens = 64, 512
 
     def run(self, workload: RandomWorkload) -> tuple[int, float]:
