@@ -39,8 +39,8 @@ class Batching(Experiment):
         )
         page = setting.pick(None, 4096)
         systems = [
-            setting.system(BARRIER, limits, kv_backend="static", max_num_seqs=4),
-            setting.system(CONTINUOUS, limits, kv_backend="static"),
+            setting.system(BARRIER, limits, kv_backend="static", kv_layout="per_layer", max_num_seqs=4),
+            setting.system(CONTINUOUS, limits, kv_backend="static", kv_layout="per_layer"),
             setting.system(MAPPED, limits, kv_backend="virtual", kv_layout="interleaved", page_bytes=page),
         ]
         systems[0].barrier = True

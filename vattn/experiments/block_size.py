@@ -35,7 +35,7 @@ class BlockSize(Experiment):
         def paged(limits: Any) -> list[Any]:
             return [setting.system(str(b), limits, kv_backend="paged", block_size=b) for b in sizes]
 
-        contiguous = setting.system("contiguous", full, kv_backend="static")
+        contiguous = setting.system("contiguous", full, kv_backend="static", kv_layout="per_layer")
         return {
             "memory": setting.compare(workload, served, paged(served), timed=False),
             "kernels": setting.kernels([contiguous, *paged(full)], [context], batch=batch),

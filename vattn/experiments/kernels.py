@@ -28,7 +28,7 @@ class Kernels(Experiment):
             limits = setting.limits(max(contexts) + 1, rows=2 * batch + 2)
             page = {"page_bytes": 4096} if setting.smoke else {}
             return [
-                setting.system("static", limits, kv_backend="static"),
+                setting.system("static", limits, kv_backend="static", kv_layout="per_layer"),
                 setting.system("virtual", limits, kv_backend="virtual", kv_layout="per_layer", **page),
                 setting.system(
                     "virtual, interleaved", limits, kv_backend="virtual", kv_layout="interleaved", **page

@@ -39,7 +39,7 @@ class Mapping(Experiment):
             return setting.system(name, limits, kv_backend="virtual", **pages, **options)
 
         systems = [
-            setting.system(STATIC, limits, kv_backend="static"),
+            setting.system(STATIC, limits, kv_backend="static", kv_layout="per_layer"),
             virtual(SHOWN, background_mapping=False, overlap=False),
             virtual(HIDDEN, background_mapping=True, overlap=False),
             virtual(BOTH, background_mapping=True, overlap=True),

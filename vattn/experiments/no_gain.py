@@ -45,9 +45,11 @@ class NoGain(Experiment):
             if name == SHORT:  # a request of this length is smaller than a page in every range
                 limits = setting.limits(prompt + answer, rows=setting.pick(64, 32))
             systems = [
-                setting.system("static", limits, kv_backend="static", max_num_seqs=n),
+                setting.system("static", limits, kv_backend="static", kv_layout="per_layer", max_num_seqs=n),
                 setting.system("paged", limits, kv_backend="paged", max_num_seqs=n),
-                setting.system("virtual", limits, kv_backend="virtual", max_num_seqs=n, **pages),
+                setting.system(
+                    "virtual", limits, kv_backend="virtual", kv_layout="per_layer", max_num_seqs=n, **pages
+                ),
             ]
             workload = RandomWorkload(n, Lengths("fixed", prompt, prompt), Lengths("fixed", answer, answer))
             parts[name] = setting.compare(workload, limits, systems, timed=True, max_concurrency=concurrency)

@@ -26,7 +26,7 @@ class Preemption(Experiment):
     times = True
 
     def measure(self, setting: Setting) -> dict[str, Any]:
-        n, prompt, answer, fits = setting.pick((8, 128, 64, 3), (6, 16, 24, 2))
+        n, prompt, answer, fits = setting.pick((6, 64, 64, 3), (6, 16, 24, 2))
         longest = prompt + answer
         tight, ample = setting.limits(longest, rows=fits), setting.limits(longest, rows=2 * n)
         workload = RandomWorkload(n, Lengths("fixed", prompt, prompt), Lengths("fixed", answer, answer))

@@ -34,6 +34,7 @@ class Prefix(Experiment):
                     f"{backend}, {'on' if on else 'off'}",
                     limits,
                     kv_backend=backend,
+                    kv_layout="per_layer",
                     enable_prefix_caching=on,
                     **({"page_bytes": 4096} if setting.smoke and backend == "virtual" else {}),
                 )
