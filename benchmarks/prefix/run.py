@@ -29,7 +29,6 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "paged": {"kv_backend": "paged"},
 }
 SYSTEMS: dict[str, dict[str, Any]] = {
-    "virtual-per_layer": {"kv_backend": "virtual", "kv_layout": "per_layer"},
     "virtual-per_layer-4KiB": {"kv_backend": "virtual", "kv_layout": "per_layer", "page_bytes": 4 << 10},
     "virtual-per_layer-16KiB": {"kv_backend": "virtual", "kv_layout": "per_layer", "page_bytes": 16 << 10},
     "virtual-per_layer-64KiB": {"kv_backend": "virtual", "kv_layout": "per_layer", "page_bytes": 64 << 10},
