@@ -6,15 +6,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_ARGS ?=
-TEST_ARGS ?=
+TEST_ARGS ?= -n 2 --dist loadfile
 
 .PHONY: demo test lint env model clean
 
 demo: model
 	$(BIN)/vattn compare --model smollm2 $(DEMO_ARGS)
 
+# Two processes with one thread each: the tests' models are too small for more.
 test: model
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TEST_ARGS)
 
 lint: env
 	$(BIN)/ruff check .

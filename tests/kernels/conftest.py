@@ -8,7 +8,7 @@ its reports are replayed as if they had run here:
     child            └─reports─┘ (JSON lines through a pipe)
 
 A child that dies, as it does when a kernel touches unmapped memory, fails the test it was running; the rest
-goes on in a new child.
+goes on in a new child. Under pytest-xdist, where a process gets some of the files, every file has a child.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Child:
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115
         reading, writing = os.pipe()
         environment = os.environ | {"TRITON_INTERPRET": "1", PIPE: str(writing), "OMP_NUM_THREADS": "1"}
+        environment.pop("PYTEST_XDIST_WORKER", None)
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *node_ids]
         self.process = subprocess.Popen(
             command,
@@ -93,8 +94,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     if runs_here() or NUMERIC not in item.path.parents:
         return None
     config = item.config
+    if CHILD in config.stash and item.nodeid not in config.stash[CHILD].pending:
+        config.stash[CHILD].close()
+        del config.stash[CHILD]
     if CHILD not in config.stash:
-        ours = [i.nodeid for i in item.session.items if NUMERIC in i.path.parents]
+        shared = "PYTEST_XDIST_WORKER" in os.environ
+        ours = [
+            i.nodeid
+            for i in item.session.items
+            if NUMERIC in i.path.parents and (i.path == item.path or not shared)
+        ]
         config.stash[CHILD] = Child(config, ours[ours.index(item.nodeid) :])
     child = config.stash[CHILD]
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
