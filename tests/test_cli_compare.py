@@ -34,6 +34,7 @@ def compare(tiny: str, folder: Path, *args: str) -> tuple[str, dict[str, Any]]:
 
 def test_a_common_prefix_is_computed_once_where_it_can_be_shared(tiny: str, tmp_path: Path) -> None:
     args = ["--workload", "shared-prefix", "--prefix-len", "80", "--page-bytes", "4KiB"]
+    args += ["--kv-layout", "per_layer"]
     shown, report = compare(tiny, tmp_path, *args)
     assert report["workload"]["name"] == "shared-prefix" and report["prefix_caching"] is True
     b = report["backends"]

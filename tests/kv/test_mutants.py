@@ -54,6 +54,7 @@ def machine(backend: str, unit: int, examples: int = 200) -> Callable[[], None]:
 
 def cases() -> None:
     """Cases that random interleavings meet rarely."""
+    test_sharing.test_a_tail_is_kept_until_it_is_copied()
     for backend in ("virtual-interleaved", "virtual-per_layer"):
         for whole_page in (True, False):
             test_sharing.test_of_two_entries_on_one_page_the_later_ones_counts(backend, whole_page)
@@ -62,6 +63,7 @@ def cases() -> None:
 
 
 BY_CASES = {
+    mutants.the_tail_is_not_kept_for_the_copy,
     mutants.tail_of_the_first_entry_on_its_page,
     mutants.pages_of_the_first_entries,
     mutants.continues_behind_another_text,

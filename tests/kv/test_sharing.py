@@ -169,6 +169,19 @@ def test_a_prompt_that_is_cached_whole_computes_its_last_token(backend: str) -> 
     kv.close()
 
 
+# ---------------------------------------------------------------------------- short of memory
+def test_a_tail_is_kept_until_it_is_copied() -> None:
+    """Where there is no room for the page it is on, the request computes all by itself."""
+    kv = make_cache("virtual-interleaved", MAX_TOKENS, fingerprint="model", unit=5)
+    text = [2] * 10 + [4] * (MAX_TOKENS - 10)
+    run(kv, "a", [2] * 16)
+    kv.free("a")
+    run(kv, "other", [6] * 5, None)
+    assert run(kv, "b", text) == 0
+    assert torch.equal(read_back(kv, "other", 5), text_kv([6] * 5, 0, 5))
+    kv.close()
+
+
 # ---------------------------------------------------------------------------- short of mappings
 @pytest.mark.parametrize("backend", SHARING[:2])
 def test_a_system_short_of_mappings_shares_less(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
