@@ -186,3 +186,22 @@ def test_bad_input_is_refused_before_anything_runs(tmp_path: Path) -> None:
     other.write_text('{"format": "other"}')
     result = CliRunner().invoke(app, ["report", str(other), "--html", str(tmp_path / "a.html")])
     assert isinstance(result.exception, ConfigError) and "no benchmark record" in str(result.exception)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0])
+def test_the_label_of_a_limit_is_beside_its_line_where_there_is_room(share: float) -> None:
+    record = copy.deepcopy(bench_record())
+    waits = [
+        1e3 * (r["first_token_s"] - r["arrival_s"])
+        for run in record["runs"]
+        for repeat in run["repeats"]
+        for r in repeat["requests"]
+    ]
+    record["goodput_slo"] = {"ttft": round(min(waits) + share * (max(waits) - min(waits)), 3)}
+    label = re.compile(r'<text class="label" x="([\d.]+)" y="[\d.]+" text-anchor="(\w+)">limit ([^<]*)<')
+    found = label.findall(report_html(as_bench(record)))
+    assert found
+    for x, anchor, text in found:
+        length = 7 * len("limit " + text)
+        left = float(x) - (length if anchor == "end" else 0)
+        assert left >= 0 and left + length <= 520

@@ -54,7 +54,9 @@ def latency_chart(bench: Bench, name: str, look: Look) -> str | None:
     limit = (bench.record.get("goodput_slo") or {}).get(name)
     if limit and edges[0] <= limit <= edges[1]:
         chart.line(f"M{chart.x(limit)} {chart.y(0)}V{chart.y(1)}", "slo", f"limit: {limit:g} ms", "3 3")
-        chart.text(chart.x(limit) + 4, chart.y(1) + 10, f"limit {limit:g} ms", "label")
+        at, half = chart.x(limit), (chart.left + chart.width - chart.right) / 2
+        place, anchor = (at + 4, "start") if at < half else (at - 4, "end")  # where there is room
+        chart.text(place, chart.y(1) + 10, f"limit {limit:g} ms", "label", anchor)
     for key, values in found.items():
         xs, shares = ecdf(values)
         path = chart.steps([xs[0], *xs], [0.0, *shares])
