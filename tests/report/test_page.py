@@ -188,7 +188,7 @@ def test_bad_input_is_refused_before_anything_runs(tmp_path: Path) -> None:
     assert isinstance(result.exception, ConfigError) and "no benchmark record" in str(result.exception)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.7, 0.9])
 def test_the_label_of_a_limit_is_beside_its_line_where_there_is_room(share: float) -> None:
     record = copy.deepcopy(bench_record())
     waits = [
@@ -197,7 +197,7 @@ def test_the_label_of_a_limit_is_beside_its_line_where_there_is_room(share: floa
         for repeat in run["repeats"]
         for r in repeat["requests"]
     ]
-    record["goodput_slo"] = {"ttft": round(min(waits) + share * (max(waits) - min(waits)), 3)}
+    record["goodput_slo"] = {"ttft": min(waits) + share * (max(waits) - min(waits))}
     label = re.compile(r'<text class="label" x="([\d.]+)" y="[\d.]+" text-anchor="(\w+)">limit ([^<]*)<')
     found = label.findall(report_html(as_bench(record)))
     assert found
