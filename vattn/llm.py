@@ -76,8 +76,7 @@ class LLM:
             priority to it, so that nobody waits forever.
         fair_shares: weights of tenants, e.g. `{"a": 2.0}`; a tenant not named has 1. Tokens and memory
             are shared among the tenants that have requests, whoever sends more.
-        max_waiting: requests of one tenant that may wait for a place; more are refused with `QueueFull`.
-            Default: any number.
+        max_waiting: requests of a tenant that may wait (default: any number); more get `QueueFull`.
         trace: file to log every decision of the scheduler in, as JSON lines (`vattn replay`). It holds
             the token ids of prompts and outputs.
         kv_cache_memory_bytes: budget of KV memory. Default: `gpu_memory_utilization` of the device,
@@ -394,10 +393,9 @@ class LLM:
     def resize_kv_cache(self, memory_bytes: int) -> None:
         """Give the KV cache another budget, also while requests run.
 
-        Smaller: what is parked or cached gives way, then requests are preempted, all within this call.
-        `virtual` maps and unmaps pages; the other backends move to new memory, so that for a moment they
-        hold both. Raises ConfigError, and changes nothing, when one request of `max_model_len` would not
-        fit or the device has not so much.
+        Smaller: what is parked or cached gives way, then requests are preempted, within this call. Backends
+        other than `virtual` move to new memory and for a moment hold both. Raises ConfigError, and changes
+        nothing, when one request of `max_model_len` would not fit or the device has not so much.
         """
         if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int) or memory_bytes < 1:
             raise ConfigError(f"resize_kv_cache takes a number of bytes, got {memory_bytes!r}")
