@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vattn.config import KVCacheConfig
     from vattn.hf import VirtualCache
+    from vattn.lab.page_maps.recorder import PageMapRecorder
     from vattn.llm import LLM
-    from vattn.observe.recorder import PageMapRecorder
     from vattn.outputs import CompletionOutput, RequestOutput
     from vattn.params import BeamSearchParams, SamplingParams
     from vattn.vmm.growable import GrowableTensor
@@ -29,7 +29,7 @@ _HOME = {
     "GrowableTensor": "vattn.vmm.growable",
     "KVCacheConfig": "vattn.config",
     "LLM": "vattn.llm",
-    "PageMapRecorder": "vattn.observe.recorder",
+    "PageMapRecorder": "vattn.lab.page_maps.recorder",
     "RequestOutput": "vattn.outputs",
     "SamplingParams": "vattn.params",
     "VirtualCache": "vattn.hf",

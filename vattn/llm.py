@@ -41,7 +41,7 @@ from vattn.stream import OutputStream
 from vattn.vmm.driver import Driver
 
 if TYPE_CHECKING:
-    from vattn.observe.member import Member
+    from vattn.scale.member import Member
 
 
 class LLM:
@@ -63,7 +63,7 @@ class LLM:
         swap_space_bytes: host memory for that; default: 4 GiB, none with `"recompute"`.
         kv_cache_dtype: `"auto"` (the model's), `"int8"` or `"fp8_e4m3"`: one byte a number.
         kv_scales: of a quantised cache: `"token"`, one per token and head, or static ones per head, from
-            `vattn.quality.calibrate`: a file, a mapping, or `KVRanges`.
+            `vattn.lab.quality.calibrate`: a file, a mapping, or `KVRanges`.
         attention: the kernel: `"triton"`, `"sdpa"`, `"flex"` or `"flash_attn"` for contiguous memory,
             `"triton"`, `"gather"` or `"flex"` for paged; `"auto"`: Triton on CUDA, SDPA on CPU.
         device: `"auto"` (CUDA where there is one), `"cpu"`, `"cuda"`, `"cuda:1"`.
@@ -361,10 +361,10 @@ class LLM:
     def snapshot(self) -> dict[str, Any]:
         """Everything about this moment, ready for JSON (`vattn-snapshot-1`): memory, requests, rates, pages.
 
-        The fields are those of `vattn.observe.snapshot.take_snapshot`.
+        The fields are those of `vattn.engine.snapshot.take_snapshot`.
         """
-        from vattn.bench.report import describe_model
-        from vattn.observe.snapshot import take_snapshot
+        from vattn.engine.snapshot import take_snapshot
+        from vattn.lab.bench.bench_report import describe_model
 
         limits, ahead = self.scheduler_config, self.kv_config.background_mapping
         with self._delivery.exclusive():
@@ -482,7 +482,7 @@ class LLM:
         return activation_bytes(self.loaded.model, limits.max_num_batched_tokens, limits.max_num_seqs)
 
     def _join(self, coordinator: str | Path, name: str | None) -> Member:
-        from vattn.observe.membership import join
+        from vattn.scale.membership import join
 
         return join(
             self.engine,

@@ -29,7 +29,7 @@ class SamplingParams:
     `verify`, when the request is added. Both raise `RequestError` with the value and what is allowed.
     Use `dataclasses.replace(params, temperature=0)` to derive another.
 
-    The order in which they act on a row of logits is written in `vattn.engine.sampler`.
+    The order in which they act on a row of logits is written in `vattn.sampling.sampler`.
     """
 
     n: int = 1

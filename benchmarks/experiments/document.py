@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vattn.bench.report import write
-from vattn.experiments import figures, record
-from vattn.experiments.base import Experiment
-from vattn.experiments.registry import EXPERIMENTS
+from vattn.lab.bench.bench_report import write
+from vattn.lab.experiments import figures, record
+from vattn.lab.experiments.base import Experiment
+from vattn.lab.experiments.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "benchmarks.md"

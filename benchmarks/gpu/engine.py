@@ -29,10 +29,10 @@ from benchmarks.gpu.models import random_model
 from benchmarks.gpu.plans import DRY_PLANS, PLANS, Plan
 from benchmarks.gpu.timing import Deadline
 from vattn import LLM
-from vattn.bench.compare import BackendResult, run_backend
-from vattn.bench.environment import environment
-from vattn.bench.workload import RandomWorkload, WorkloadRequest
 from vattn.kv.usage import MemoryUsage
+from vattn.lab.bench.compare import BackendResult, run_backend
+from vattn.lab.bench.environment import environment
+from vattn.lab.bench.workload import RandomWorkload, WorkloadRequest
 from vattn.metrics import EngineMetrics
 from vattn.models.loader import LoadedModel, load_model
 from vattn.vmm.driver import open_driver

@@ -25,9 +25,9 @@ from benchmarks.gpu import attention, ceilings, survive
 from benchmarks.gpu.memory import BLOCK_SIZES, NoRoom, PagedPlace, Place, StaticPlace, VirtualPlace
 from benchmarks.gpu.problems import DTYPE, Heads, Problem, dry_sweep, sweep
 from benchmarks.gpu.timing import Clock, CudaClock, Deadline, HostClock, Prepared, Timing, take_turns
-from vattn.bench.environment import environment
 from vattn.kv.base import AttentionInputs
 from vattn.kv.layout import KVLayout
+from vattn.lab.bench.environment import environment
 from vattn.vmm.driver import Driver, DriverError, OutOfMemory, open_driver
 
 INTERLEAVED_SHARE, PER_LAYER_SHARE = 0.5, 0.25

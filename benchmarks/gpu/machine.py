@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import ceilings, survive
-from vattn.bench.environment import environment
+from vattn.lab.bench.environment import environment
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("vattn", "vmm", "kernels", "benchmarks/gpu")

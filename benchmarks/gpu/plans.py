@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vattn.bench.workload import RandomWorkload
+from vattn.lab.bench.workload import RandomWorkload
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ import torch
 from transformers import PreTrainedModel
 
 from vattn import LLM
-from vattn.bench.arrivals import Arrivals
-from vattn.bench.compare import run_backend
-from vattn.bench.environment import environment
-from vattn.bench.load import drive
-from vattn.bench.peers.generate_batch import GenerateBatch
-from vattn.bench.run import Limits
-from vattn.bench.timeline import duration
-from vattn.bench.workload import RandomWorkload, WorkloadRequest
+from vattn.lab.bench.arrivals import Arrivals
+from vattn.lab.bench.compare import run_backend
+from vattn.lab.bench.environment import environment
+from vattn.lab.bench.load import drive
+from vattn.lab.bench.peers.generate_batch import GenerateBatch
+from vattn.lab.bench.run import Limits
+from vattn.lab.bench.timeline import duration
+from vattn.lab.bench.workload import RandomWorkload, WorkloadRequest
 from vattn.models.loader import LoadedModel, load_model
 
 Engine = Callable[[list[WorkloadRequest]], float]

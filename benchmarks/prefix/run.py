@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from vattn import LLM, BeamSearchParams, SamplingParams
-from vattn.bench.compare import run_backend, tokens_equal
-from vattn.bench.environment import environment
-from vattn.bench.lengths import Lengths
-from vattn.bench.synthetic import SharedPrefixWorkload
+from vattn.lab.bench.compare import run_backend, tokens_equal
+from vattn.lab.bench.environment import environment
+from vattn.lab.bench.lengths import Lengths
+from vattn.lab.bench.synthetic import SharedPrefixWorkload
 from vattn.models.loader import LoadedModel, load_model
 
 BACKENDS: dict[str, dict[str, Any]] = {

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from vattn import LLM, SamplingParams
-from vattn.bench.environment import environment
-from vattn.bench.tiny import load_for_bench
+from vattn.lab.bench.environment import environment
+from vattn.lab.bench.tiny import load_for_bench
 from vattn.models.attention import register_attention
 from vattn.models.loader import LoadedModel
 

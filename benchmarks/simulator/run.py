@@ -18,23 +18,23 @@ from typing import Any
 
 import torch
 
-from vattn.bench.arrivals import Arrivals
-from vattn.bench.engines import vattn_systems
-from vattn.bench.environment import environment
-from vattn.bench.lengths import Lengths
-from vattn.bench.run import Limits, Plan, run
-from vattn.bench.steps import MEMORY
-from vattn.bench.tiny import load_for_bench
-from vattn.bench.workload import RandomWorkload
 from vattn.config import KVCacheConfig, SchedulerConfig
+from vattn.lab.bench.arrivals import Arrivals
+from vattn.lab.bench.engines import vattn_systems
+from vattn.lab.bench.environment import environment
+from vattn.lab.bench.lengths import Lengths
+from vattn.lab.bench.run import Limits, Plan, run
+from vattn.lab.bench.steps import MEMORY
+from vattn.lab.bench.tiny import load_for_bench
+from vattn.lab.bench.workload import RandomWorkload
+from vattn.lab.simulator.calibrate import Fit, fit_steps
+from vattn.lab.simulator.gpus import find_gpu
+from vattn.lab.simulator.models import SimulatedModel, find_model
+from vattn.lab.simulator.results import metrics
+from vattn.lab.simulator.setup import Simulation, SimulationConfig, simulate
+from vattn.lab.simulator.source import plan
 from vattn.models.attention import register_attention
 from vattn.models.loader import LoadedModel
-from vattn.sim.calibrate import Fit, fit_steps
-from vattn.sim.gpus import find_gpu
-from vattn.sim.models import SimulatedModel, find_model
-from vattn.sim.results import metrics
-from vattn.sim.setup import Simulation, SimulationConfig, simulate
-from vattn.sim.source import plan
 
 LIMITS = Limits(max_num_seqs=16, max_num_batched_tokens=256, max_model_len=1024, kv_memory_bytes=64 << 20)
 KV = KVCacheConfig(

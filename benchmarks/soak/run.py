@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from vattn import LLM, SamplingParams
-from vattn.bench.environment import environment
-from vattn.bench.tiny import load_tiny
 from vattn.engine.service import Service
+from vattn.lab.bench.environment import environment
+from vattn.lab.bench.tiny import load_tiny
 from vattn.models.attention import register_attention
 from vattn.models.loader import LoadedModel
 from vattn.outputs import RequestOutput

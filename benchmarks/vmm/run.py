@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from vattn.bench.environment import environment
-from vattn.bench.report import FORMAT, write
+from vattn.lab.bench.bench_report import FORMAT, write
+from vattn.lab.bench.environment import environment
 from vattn.vmm.accounting import AccountingDriver
 from vattn.vmm.bench.calls import call_latencies
 from vattn.vmm.bench.run import bench

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.experiments import document
-from vattn.experiments import record
-from vattn.experiments.base import Experiment
-from vattn.experiments.registry import EXPERIMENTS
+from vattn.lab.experiments import record
+from vattn.lab.experiments.base import Experiment
+from vattn.lab.experiments.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

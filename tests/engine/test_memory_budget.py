@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.engine.test_scheduler import Harness, Traffic
-from vattn.bench.workload import RandomWorkload
 from vattn.config import KVCacheConfig
 from vattn.kv.base import KVCache
 from vattn.kv.factory import create_kv_cache
 from vattn.kv.layout import KVShape
+from vattn.lab.bench.workload import RandomWorkload
 from vattn.vmm.accounting import AccountingDriver
 
 SMOLLM2 = KVShape(num_layers=30, num_kv_heads=3, head_dim=64, dtype=torch.float32)

@@ -12,7 +12,7 @@ from tests.engine.engines import BACKENDS, loaded, make_llm, random_prompts
 from tests.models.tiny import build
 from vattn import LLM, SamplingParams
 from vattn.errors import ConfigError
-from vattn.quality import KVRanges, calibrate
+from vattn.lab.quality import KVRanges, calibrate
 
 NAME = "llama"
 PROMPTS = [1, 5, 37, 16, 60, 2, 17, 33]

@@ -10,9 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vattn.config import KVCacheConfig
-from vattn.engine.detokenize import IncrementalDetokenizer, StopChecker
 from vattn.engine.request import Request, RequestStatus
-from vattn.engine.sampler import Sampler
 from vattn.engine.scheduler import Batch, Scheduler
 from vattn.engine.service import DEFAULT_SERVICE, Service
 from vattn.kv.base import KVCache
@@ -20,6 +18,8 @@ from vattn.kv.factory import create_kv_cache
 from vattn.kv.layout import KVShape
 from vattn.outputs import RequestMetrics
 from vattn.params import SamplingParams
+from vattn.sampling.detokenize import IncrementalDetokenizer, StopChecker
+from vattn.sampling.sampler import Sampler
 from vattn.vmm.accounting import AccountingDriver
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=1, head_dim=8, dtype=torch.float32)

@@ -13,14 +13,14 @@ import pytest
 
 from tests.faults.busy import Lived, alone, make
 from tests.faults.flaky import Flaky, planted
-from vattn.engine.detokenize import StopChecker
 from vattn.engine.runner import Runner
-from vattn.engine.sampler import Sampler
 from vattn.kv.paged import PagedKVCache
 from vattn.kv.static import StaticKVCache
 from vattn.kv.swap import SwapSpace
 from vattn.kv.tails import TailCopier
 from vattn.kv.virtual import VirtualKVCache
+from vattn.sampling.detokenize import StopChecker
+from vattn.sampling.sampler import Sampler
 from vattn.vmm.driver import UNKNOWN, DriverError
 from vattn.vmm.pool import PagePool
 

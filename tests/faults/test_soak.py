@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.soak.run import BACKENDS, soak
-from vattn.bench.tiny import load_tiny
+from vattn.lab.bench.tiny import load_tiny
 from vattn.models.attention import register_attention
 from vattn.models.loader import LoadedModel
 

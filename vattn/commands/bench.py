@@ -58,8 +58,8 @@ def latency(
     seed: opt.Seed = 0,
 ) -> None:
     """One batch of equal requests, again and again: how long it takes from end to end."""
-    from vattn.bench.lengths import Lengths
-    from vattn.bench.workload import RandomWorkload
+    from vattn.lab.bench.lengths import Lengths
+    from vattn.lab.bench.workload import RandomWorkload
 
     tokens = output_len if output_len is not None else 8 if options.smoke else 128
     lengths = Lengths("fixed", input_len, input_len), Lengths("fixed", tokens, tokens)
@@ -85,7 +85,7 @@ def serve(
     ] = None,
 ) -> None:
     """Requests that arrive over time: TTFT, TPOT, ITL, E2EL and goodput, as vLLM defines them."""
-    from vattn.bench.slo import Slo
+    from vattn.lab.bench.slo import Slo
 
     if more_goodput and not goodput:
         raise typer.BadParameter(f"{' '.join(more_goodput)!r} is not an option", param_hint="--goodput")
@@ -125,12 +125,12 @@ def kernels(
     ] = 1,
 ) -> None:
     """Attention alone, by context length: contiguous rows against block tables."""
-    from vattn.bench import report as reports
-    from vattn.bench.kernels import bench_kernels
-    from vattn.bench.run import Limits
     from vattn.commands.bench_tables import kernel_table
     from vattn.errors import ConfigError
     from vattn.kv.layout import KVShape
+    from vattn.lab.bench import bench_report as reports
+    from vattn.lab.bench.kernel_bench import bench_kernels
+    from vattn.lab.bench.run import Limits
 
     reports.check_writable(options.json_file)
     reports.check_writable(options.html_file, "--html")

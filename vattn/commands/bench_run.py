@@ -17,11 +17,11 @@ from vattn.commands.bench_options import (
 )
 
 if TYPE_CHECKING:
-    from vattn.bench.arrivals import Arrivals
-    from vattn.bench.engines import VattnSystem
-    from vattn.bench.run import Limits
-    from vattn.bench.slo import Slo
-    from vattn.bench.workload import Workload
+    from vattn.lab.bench.arrivals import Arrivals
+    from vattn.lab.bench.engines import VattnSystem
+    from vattn.lab.bench.run import Limits
+    from vattn.lab.bench.slo import Slo
+    from vattn.lab.bench.workload import Workload
     from vattn.models.loader import LoadedModel
 
 
@@ -37,12 +37,12 @@ def compare_systems(
 ) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from vattn.bench import report as reports
-    from vattn.bench.choose import choose_limits
-    from vattn.bench.peers.factory import peer_systems
-    from vattn.bench.run import HEADLINES, Plan, run
-    from vattn.bench.target import System
     from vattn.commands.bench_tables import in_words, tables
+    from vattn.lab.bench import bench_report as reports
+    from vattn.lab.bench.choose import choose_limits
+    from vattn.lab.bench.peers.factory import peer_systems
+    from vattn.lab.bench.run import HEADLINES, Plan, run
+    from vattn.lab.bench.target import System
 
     reports.check_writable(options.json_file)
     reports.check_writable(options.html_file, "--html")
@@ -85,7 +85,7 @@ def compare_systems(
 
 
 def conclude(console: Console, report: dict[str, Any], options: RunOptions) -> None:
-    from vattn.bench import report as reports
+    from vattn.lab.bench import bench_report as reports
 
     for sentence in report["conclusions"]:
         console.print(f"- {sentence}", highlight=False)
@@ -93,8 +93,8 @@ def conclude(console: Console, report: dict[str, Any], options: RunOptions) -> N
         reports.write(options.json_file, report)
         console.print(f"everything measured was written to {options.json_file}")
     if options.html_file is not None:
-        from vattn.bench.read import as_bench
-        from vattn.report.page import report_html
+        from vattn.lab.bench.read import as_bench
+        from vattn.lab.report.page import report_html
 
         options.html_file.write_text(report_html(as_bench(report)), encoding="utf-8")
         console.print(f"and drawn in {options.html_file}")
@@ -102,7 +102,7 @@ def conclude(console: Console, report: dict[str, Any], options: RunOptions) -> N
 
 def load_model_for(model: ModelOptions, options: RunOptions, console: Console) -> tuple[LoadedModel, str]:
     """The model, and the name it was asked for by."""
-    from vattn.bench.tiny import TINY, load_for_bench
+    from vattn.lab.bench.tiny import TINY, load_for_bench
 
     name = model.model or (TINY if options.smoke else "smollm2")
     with console.status(f"loading {name}"):
@@ -123,10 +123,10 @@ class Choices(NamedTuple):
 
 def choices_of(systems: SystemOptions) -> Choices:
     """Raises BadParameter or ConfigError for anything that could not be run."""
-    from vattn.bench.engines import check_choices
-    from vattn.bench.peers.factory import check_peers
-    from vattn.bench.sweeps import parse_sweeps
     from vattn.errors import ConfigError
+    from vattn.lab.bench.engines import check_choices
+    from vattn.lab.bench.peers.factory import check_peers
+    from vattn.lab.bench.sweeps import parse_sweeps
 
     backends = [] if systems.backends == "none" else _parts(systems.backends)
     if systems.backends == "none" and not systems.peer:
@@ -147,7 +147,7 @@ def choices_of(systems: SystemOptions) -> Choices:
 
 
 def systems_of(loaded: LoadedModel, choices: Choices, limits: Limits) -> list[VattnSystem]:
-    from vattn.bench.engines import vattn_systems
+    from vattn.lab.bench.engines import vattn_systems
 
     common = {
         "max_model_len": limits.max_model_len,
@@ -168,7 +168,7 @@ def systems_of(loaded: LoadedModel, choices: Choices, limits: Limits) -> list[Va
 
 
 def workload_of(load: WorkloadOptions, options: RunOptions) -> Workload:
-    from vattn.bench.choose import choose_workload
+    from vattn.lab.bench.choose import choose_workload
 
     smoke = options.smoke
     return choose_workload(
@@ -188,7 +188,7 @@ def workload_of(load: WorkloadOptions, options: RunOptions) -> Workload:
 
 
 def arrivals_of(workload: Workload, load: WorkloadOptions, arriving: ArrivalOptions) -> Arrivals:
-    from vattn.bench.choose import choose_arrivals
+    from vattn.lab.bench.choose import choose_arrivals
 
     return choose_arrivals(
         workload,
@@ -207,7 +207,7 @@ def repeats_of(options: RunOptions, usual: int) -> int:
 
 
 def at_once() -> Arrivals:
-    from vattn.bench.arrivals import Arrivals
+    from vattn.lab.bench.arrivals import Arrivals
 
     return Arrivals("at-once")
 

@@ -71,12 +71,12 @@ def compare(
     budget = opt.parse_bytes(kv_memory, "--kv-memory")
     page = opt.parse_bytes(page_bytes, "--page-bytes")
 
-    from vattn.bench.choose import choose_workload
-    from vattn.bench.compare import run_backend, tokens_equal
-    from vattn.bench.environment import environment
     from vattn.config import KVCacheConfig
     from vattn.errors import ConfigError
     from vattn.kv.layout import KVShape
+    from vattn.lab.bench.choose import choose_workload
+    from vattn.lab.bench.compare import run_backend, tokens_equal
+    from vattn.lab.bench.environment import environment
     from vattn.llm import LLM
     from vattn.models.attention import register_attention
     from vattn.models.loader import load_model

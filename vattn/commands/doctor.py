@@ -21,10 +21,10 @@ def doctor(
     """
     import json
 
-    from vattn.bench.read import load_json
-    from vattn.doctor.diagnose import diagnose_record
-    from vattn.doctor.text import lines
     from vattn.errors import ConfigError
+    from vattn.lab.bench.read import load_json
+    from vattn.lab.doctor.diagnose import diagnose_record
+    from vattn.lab.doctor.text import lines
 
     found = diagnose_record(load_json(file), str(file))
     if run is not None:

@@ -30,12 +30,12 @@ def experiment(
     ] = None,
 ) -> None:
     """Answer one of the field's questions about KV memory on this machine."""
-    from vattn.bench import report as reports
-    from vattn.bench.tiny import TINY, load_for_bench
     from vattn.errors import ConfigError
-    from vattn.experiments import figures, record
-    from vattn.experiments.registry import EXPERIMENTS, experiment
-    from vattn.experiments.setting import Setting
+    from vattn.lab.bench import bench_report as reports
+    from vattn.lab.bench.tiny import TINY, load_for_bench
+    from vattn.lab.experiments import figures, record
+    from vattn.lab.experiments.registry import EXPERIMENTS, experiment
+    from vattn.lab.experiments.setting import Setting
 
     console = Console()
     if name == "list":

@@ -10,7 +10,7 @@ import typer
 from vattn.commands import options as opt
 
 if TYPE_CHECKING:
-    from vattn.observe.recorder import Recording
+    from vattn.lab.page_maps.recorder import Recording
 
 
 def pagemap(
@@ -30,8 +30,8 @@ def pagemap(
 ) -> None:
     """Draw page maps of a recording, or of a short run that shares, parks, caches and preempts."""
     from vattn.errors import ConfigError
-    from vattn.observe.page_html import page_map_html, subtitle
-    from vattn.observe.recorder import Recording
+    from vattn.lab.page_maps.page_html import page_map_html, subtitle
+    from vattn.lab.page_maps.recorder import Recording
 
     if html is None and png is None and save is None:
         raise ConfigError("nothing to write: name --html FILE, --png FILE or --save FILE")
@@ -45,7 +45,7 @@ def pagemap(
     if html is not None:
         html.write_text(page_map_html(record), encoding="utf-8")
     if png is not None:
-        from vattn.observe.page_png import save_png
+        from vattn.lab.page_maps.page_png import save_png
 
         save_png(record, png)
     written = ", ".join(str(path) for path in (html, png, save) if path is not None)
@@ -56,9 +56,9 @@ def _run(backend: str, layout: str, block_size: int, memory: int | None, every: 
     """Two waves of requests that begin alike, parallel samples among them, in too little memory."""
     import random
 
-    from vattn.bench.tiny import load_tiny
+    from vattn.lab.bench.tiny import load_tiny
+    from vattn.lab.page_maps.recorder import PageMapRecorder
     from vattn.llm import LLM
-    from vattn.observe.recorder import PageMapRecorder
     from vattn.params import SamplingParams
     from vattn.vmm.host import HostDriver
 

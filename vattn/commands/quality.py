@@ -14,7 +14,7 @@ from rich.table import Table
 from vattn.commands import options as opt
 
 if TYPE_CHECKING:
-    from vattn.quality.measure import Quality
+    from vattn.lab.quality.measure import Quality
 
 
 def quality(
@@ -55,13 +55,13 @@ def quality(
     ]
     memory = opt.parse_bytes(kv_memory, "--kv-memory")
 
-    from vattn.bench.environment import environment
     from vattn.config import KVCacheConfig
     from vattn.errors import ConfigError
     from vattn.kv.ranges import KVRanges
+    from vattn.lab.bench.environment import environment
+    from vattn.lab.quality.session import run, static_ranges, texts_of
     from vattn.models.attention import register_attention
     from vattn.models.loader import load_model
-    from vattn.quality.session import run, static_ranges, texts_of
 
     for stored, scales in ways:  # refuse before the model is loaded
         if stored == "auto" or scales not in ("token", "static"):

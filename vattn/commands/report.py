@@ -20,10 +20,10 @@ def report(
 
     The page is one file that loads nothing, readable without JavaScript, in light and dark, and on paper.
     """
-    from vattn.bench.read import load_bench
-    from vattn.bench.report import check_writable
-    from vattn.observe.recorder import Recording
-    from vattn.report.page import report_html
+    from vattn.lab.bench.bench_report import check_writable
+    from vattn.lab.bench.read import load_bench
+    from vattn.lab.page_maps.recorder import Recording
+    from vattn.lab.report.page import report_html
 
     check_writable(html, "--html")
     bench = load_bench(file)

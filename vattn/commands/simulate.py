@@ -17,11 +17,11 @@ from vattn.commands.bench_options import ArrivalOptions, WorkloadOptions
 from vattn.commands.option_groups import grouped
 
 if TYPE_CHECKING:
-    from vattn.bench.arrivals import Arrivals
-    from vattn.bench.slo import Slo
-    from vattn.bench.workload import Workload
-    from vattn.sim.setup import Simulation, SimulationConfig
-    from vattn.sim.source import Plan
+    from vattn.lab.bench.arrivals import Arrivals
+    from vattn.lab.bench.slo import Slo
+    from vattn.lab.bench.workload import Workload
+    from vattn.lab.simulator.setup import Simulation, SimulationConfig
+    from vattn.lab.simulator.source import Plan
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ def simulate(
     Memory figures are exact. Times are those of a roofline model, or with --calibrate of a fit to measured
     steps: docs/simulator.md says how far to trust them.
     """
-    from vattn.bench import report as reports
-    from vattn.bench.choose import choose_arrivals, choose_workload
-    from vattn.bench.slo import Slo
     from vattn.commands.simulate_options import configure, parse_assumptions, parse_sweeps
     from vattn.errors import ConfigError
-    from vattn.sim.calibrate import calibrate as fit_to
-    from vattn.sim.sweep import combinations
+    from vattn.lab.bench import bench_report as reports
+    from vattn.lab.bench.choose import choose_arrivals, choose_workload
+    from vattn.lab.bench.slo import Slo
+    from vattn.lab.simulator.calibrate import calibrate as fit_to
+    from vattn.lab.simulator.sweep import combinations
 
     if more_goodput and not goodput:
         raise typer.BadParameter(f"{' '.join(more_goodput)!r} is not an option", param_hint="--goodput")
@@ -145,10 +145,10 @@ def _run(
 ) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from vattn.bench import report as reports
-    from vattn.sim.results import metrics, report
-    from vattn.sim.setup import simulate as run
-    from vattn.sim.source import plan
+    from vattn.lab.bench import bench_report as reports
+    from vattn.lab.simulator.results import metrics, report
+    from vattn.lab.simulator.setup import simulate as run
+    from vattn.lab.simulator.source import plan
 
     console = Console()
     done: dict[str, Simulation] = {}
@@ -183,9 +183,9 @@ def _run(
 
 
 def _capacity(first: Simulation, plans: list[Plan], slo: Slo, share: float) -> str:
-    from vattn.bench.arrivals import Arrivals
-    from vattn.sim.capacity import highest_rate
-    from vattn.sim.setup import simulate as run
+    from vattn.lab.bench.arrivals import Arrivals
+    from vattn.lab.simulator.capacity import highest_rate
+    from vattn.lab.simulator.setup import simulate as run
 
     at_once = run(first.config, plans, Arrivals("at-once"))
     most = len(plans) / at_once.outcome.seconds  # more would pile up, if only for long enough

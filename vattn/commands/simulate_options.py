@@ -9,12 +9,12 @@ from typing import Any
 from vattn.commands.options import parse_bytes
 from vattn.config import KVCacheConfig, SchedulerConfig
 from vattn.errors import ConfigError
-from vattn.sim.calibrate import Fit
-from vattn.sim.cost import CallSeconds, Efficiency
-from vattn.sim.gpus import find_gpu
-from vattn.sim.models import find_model
-from vattn.sim.setup import SimulationConfig
-from vattn.sim.sweep import ASSUMPTIONS
+from vattn.lab.simulator.calibrate import Fit
+from vattn.lab.simulator.cost import CallSeconds, Efficiency
+from vattn.lab.simulator.gpus import find_gpu
+from vattn.lab.simulator.models import find_model
+from vattn.lab.simulator.setup import SimulationConfig
+from vattn.lab.simulator.sweep import ASSUMPTIONS
 
 Choices = Mapping[str, Any]
 

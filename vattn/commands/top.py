@@ -27,9 +27,9 @@ def top(
     """Show engines live: memory by state, requests, tokens per second, hits, stalls, preemptions, swap."""
     from rich.live import Live
 
-    from vattn.observe.coordinator import Coordinator, default_path
-    from vattn.observe.top import as_json as to_json
-    from vattn.observe.top import view
+    from vattn.scale.coordinator import Coordinator, default_path
+    from vattn.scale.top import as_json as to_json
+    from vattn.scale.top import view
 
     coordinator = Coordinator(file or default_path())
     if as_json:
@@ -61,8 +61,8 @@ def limit(
     file: File = None,
 ) -> None:
     """Limit the KV memory of an engine, or of all engines of a device; they follow while they run."""
-    from vattn.observe.coordinator import Coordinator, default_path, find
-    from vattn.observe.ledger import CoordinatorError
+    from vattn.scale.coordinator import Coordinator, default_path, find
+    from vattn.scale.ledger import CoordinatorError
 
     if (who is None) != (size is None) or (who is None and total is None):
         raise typer.BadParameter("write NAME BYTES, --total BYTES, or both")

@@ -21,7 +21,7 @@ STYLES = {"pass": "green", "fail": "bold red", "not supported": "yellow"}
 @app.command()
 def test(device: opt.Device = "auto", json_file: Json = None) -> None:
     """Check the rules that vattn relies on, each in a process that may crash. Status 1 if any fails."""
-    from vattn.bench.environment import environment
+    from vattn.lab.bench.environment import environment
     from vattn.vmm.conformance.specification import RULES
     from vattn.vmm.conformance.suite import Suite, spec_of
 
@@ -70,9 +70,9 @@ def bench(
     """Time every driver call by page size and span, also while the device computes."""
     pages = [size for text in page or () if (size := opt.parse_bytes(text, "--page")) is not None]
 
-    from vattn.bench.environment import environment
-    from vattn.bench.report import FORMAT
     from vattn.errors import ConfigError
+    from vattn.lab.bench.bench_report import FORMAT
+    from vattn.lab.bench.environment import environment
     from vattn.vmm.bench.run import bench as run
 
     console = Console()

@@ -17,10 +17,8 @@ from typing import Any
 
 from vattn.attention.factory import create_attention
 from vattn.config import SchedulerConfig
-from vattn.engine.beam import Candidate
 from vattn.engine.blueprint import create_scheduler
 from vattn.engine.deadlines import Deadlines
-from vattn.engine.detokenize import Finish, TokenText
 from vattn.engine.events import EventLog
 from vattn.engine.graphs import create_graphs
 from vattn.engine.groups import BeamGroup, Group, ParallelGroup
@@ -29,17 +27,19 @@ from vattn.engine.pipeline import InFlight, Pipeline
 from vattn.engine.preemption import COPY_ERRORS
 from vattn.engine.request import Request
 from vattn.engine.runner import Runner
-from vattn.engine.sampler import Sampler, sampling_failure
 from vattn.engine.scheduler import Batch
 from vattn.engine.service import DEFAULT_SERVICE, Service
+from vattn.engine.watch import Watch
 from vattn.errors import CapacityError, ConfigError, QueueFull, RequestError
 from vattn.interrupts import interrupts_held
 from vattn.kv.base import KVCache
 from vattn.metrics import EngineMetrics
 from vattn.models.loader import LoadedModel
-from vattn.observe.watch import Watch
 from vattn.outputs import FinishReason, RequestOutput, TokenLogprobs
 from vattn.params import BeamSearchParams, SamplingParams
+from vattn.sampling.beam import Candidate
+from vattn.sampling.detokenize import Finish, TokenText
+from vattn.sampling.sampler import Sampler, sampling_failure
 from vattn.vmm.driver import DriverError
 
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from vattn.engine.beam import BeamSearch, Candidate, Hypothesis
 from vattn.engine.request import Request, RequestStatus
 from vattn.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
+from vattn.sampling.beam import BeamSearch, Candidate, Hypothesis
 
 Annotate = Callable[[TokenLogprobs], TokenLogprobs]
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from vattn.engine.beam import BeamSearch
-from vattn.engine.detokenize import IncrementalDetokenizer, StopChecker, TokenText
 from vattn.engine.groups import BeamGroup, ParallelGroup
 from vattn.engine.request import Request
-from vattn.engine.sampler import Sampler
 from vattn.engine.service import DEFAULT_SERVICE, Service
 from vattn.errors import CapacityError, RequestError
 from vattn.models.loader import LoadedModel
 from vattn.outputs import RequestMetrics
 from vattn.params import BeamSearchParams, SamplingParams
+from vattn.sampling.beam import BeamSearch
+from vattn.sampling.detokenize import IncrementalDetokenizer, StopChecker, TokenText
+from vattn.sampling.sampler import Sampler
 
 
 class Intake:

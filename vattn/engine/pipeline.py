@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from vattn.engine.batch import PackedBatch, pack
-from vattn.engine.beam import Candidate, best_candidates
 from vattn.engine.groups import BeamGroup
 from vattn.engine.request import Request
 from vattn.engine.runner import Runner
-from vattn.engine.sampler import SampledTokens, Sampler, prompt_logprobs
 from vattn.engine.scheduler import Batch, Scheduler
 from vattn.kv.base import KVCache
 from vattn.metrics import EngineMetrics
 from vattn.outputs import TokenLogprobs
+from vattn.sampling.beam import Candidate, best_candidates
+from vattn.sampling.sampler import SampledTokens, Sampler, prompt_logprobs
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vattn.engine.beam import BeamSearch
 from vattn.engine.blueprint import rebuild_cache, rebuild_scheduler
-from vattn.engine.detokenize import IncrementalDetokenizer, StopChecker
 from vattn.engine.events import FORMAT
 from vattn.engine.groups import BeamGroup
 from vattn.engine.preemption import How, ScriptedPreemption
 from vattn.engine.request import Request
-from vattn.engine.sampler import Sampler
 from vattn.engine.scheduler import Batch, Preempted, Scheduler
 from vattn.engine.service import Service
 from vattn.errors import ConfigError
 from vattn.outputs import RequestMetrics
 from vattn.params import BeamSearchParams, SamplingParams
+from vattn.sampling.beam import BeamSearch
+from vattn.sampling.detokenize import IncrementalDetokenizer, StopChecker
+from vattn.sampling.sampler import Sampler
 
 _DECISIONS = ("admit", "preempt", "starve", "step")
 _ENDS = ("finish", "abort", "timeout")

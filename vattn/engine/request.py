@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from vattn.engine.detokenize import Finish, StopChecker
-from vattn.engine.sampler import SamplingState
 from vattn.engine.service import DEFAULT_SERVICE, Service
 from vattn.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
 from vattn.params import SamplingParams
+from vattn.sampling.detokenize import Finish, StopChecker
+from vattn.sampling.sampler import SamplingState
 
 if TYPE_CHECKING:
     from vattn.engine.groups import Group

@@ -1,7 +1,7 @@
 """Static scales of a quantised KV cache: how large keys and values get, per layer and head.
 
 A range is the largest magnitude that must be kept; the scale follows from the stored type, so one
-measurement (`vattn.quality.calibrate`) serves both:
+measurement (`vattn.lab.quality.calibrate`) serves both:
 
     scale = range / 127 (int8)   or   range / 448 (float8 e4m3)        value = stored x scale
 """

@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.engines import hf_greedy, loaded, make_llm, random_prompts, reference_model
 from vattn import SamplingParams
-from vattn.quality import calibrate
+from vattn.lab.quality import calibrate
 
 NAME = "llama"
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

@@ -1,0 +1,149 @@
+"""What an engine remembers about its last seconds: a few counters, four times a second."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vattn.engine.length_histogram import LengthHistogram
+
+if TYPE_CHECKING:
+    from vattn.engine.request import Request
+    from vattn.engine.scheduler import Scheduler
+    from vattn.kv.base import KVCache
+    from vattn.metrics import EngineMetrics
+
+PERIOD_S = 0.25
+WINDOW_S = 10.0
+"""Rates are over so many seconds, or since the start."""
+
+
+class Counters(NamedTuple):
+    """Totals at one moment; seconds of one monotonic clock."""
+
+    time: float
+    busy_seconds: float = 0.0
+    """Spent in steps."""
+    steps: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    finished_requests: int = 0
+    preemptions: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    map_stall_seconds: float = 0.0
+    swap_bytes: int = 0
+
+
+class Watch:
+    """Stands around every step (`with watch:`) and samples what happened.
+
+    `beat`: called before a step, `rest` when no work is left; None: nobody.
+    """
+
+    def __init__(
+        self,
+        metrics: EngineMetrics,
+        scheduler: Scheduler,
+        kv: KVCache,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._metrics = metrics
+        self._scheduler = scheduler
+        self._kv = kv
+        self._clock = clock
+        self._busy = 0.0
+        self._entered = 0.0
+        self._samples = deque([Counters(clock())])
+        self.prompts = LengthHistogram()
+        self.outputs = LengthHistogram()
+        self.totals = LengthHistogram()
+        self.beat: Callable[[], None] | None = None
+        self.rest: Callable[[], None] | None = None
+        self.on_step: list[Callable[[], None]] = []
+        """Called after every step that did not fail."""
+
+    def __enter__(self) -> None:
+        if self.beat is not None:
+            self.beat()
+        self._entered = self._clock()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        now = self._clock()
+        self._busy += now - self._entered
+        if now - self._samples[-1].time >= PERIOD_S:
+            self._samples.append(self._counters(now))
+            while len(self._samples) > 2 and self._samples[1].time <= now - WINDOW_S:
+                self._samples.popleft()
+        if kind is None:
+            for observer in self.on_step:
+                observer()
+        if self.rest is not None and not self._scheduler.has_work:
+            self.rest()
+
+    def finished(self, request: Request) -> None:
+        """A request came to its end (a branch or the winner of a beam search counts by itself)."""
+        prompt, output = len(request.prompt_token_ids), len(request.output_token_ids)
+        self.prompts.add(prompt)
+        self.outputs.add(output)
+        self.totals.add(prompt + output)
+
+    def _counters(self, now: float) -> Counters:
+        metrics, stats = self._metrics, self._kv.stats()
+        return Counters(
+            time=now,
+            busy_seconds=self._busy,
+            steps=metrics.steps,
+            computed_tokens=metrics.computed_tokens,
+            output_tokens=metrics.output_tokens,
+            finished_requests=metrics.finished_requests,
+            preemptions=self._scheduler.num_preemptions,
+            prefix_query_tokens=stats.prefix_query_tokens,
+            prefix_hit_tokens=stats.prefix_hit_tokens,
+            map_stall_seconds=stats.map_stall_seconds,
+            swap_bytes=stats.swap_out_bytes + stats.swap_in_bytes,
+        )
+
+    def rates(self) -> dict[str, float | None]:
+        """What happened per second of the last `WINDOW_S` seconds; shares are None where nothing happened.
+
+        - `window_s`: seconds looked at; `busy_share`: of these, in steps.
+        - `prefix_hit_rate`: of prompt tokens looked up, those found.
+        - `map_stall_share`: of the time in steps, spent waiting for pages to be mapped.
+        """
+        now = self._counters(self._clock())
+        past = self._samples[0]
+        for sample in self._samples:
+            if sample.time <= now.time - WINDOW_S:
+                past = sample
+        # Nothing is sampled while nothing runs, so the past may be long ago.
+        seconds = min(now.time - past.time, WINDOW_S + PERIOD_S)
+        busy = min(now.busy_seconds - past.busy_seconds, seconds)
+        asked = now.prefix_query_tokens - past.prefix_query_tokens
+
+        def per_second(name: str) -> float:
+            change: float = getattr(now, name) - getattr(past, name)
+            return change / seconds if seconds > 0 else 0.0
+
+        return {
+            "window_s": seconds,
+            "busy_share": busy / seconds if seconds > 0 else None,
+            "steps_per_s": per_second("steps"),
+            "tokens_per_s": per_second("computed_tokens"),
+            "output_tokens_per_s": per_second("output_tokens"),
+            "finished_requests_per_s": per_second("finished_requests"),
+            "preemptions_per_s": per_second("preemptions"),
+            "swap_bytes_per_s": per_second("swap_bytes"),
+            "prefix_hit_rate": (now.prefix_hit_tokens - past.prefix_hit_tokens) / asked if asked else None,
+            "map_stall_share": (now.map_stall_seconds - past.map_stall_seconds) / busy if busy > 0 else None,
+        }
+
+    def lengths(self) -> dict[str, Any]:
+        """Histograms of requests that came to their end (`stop` or `length`)."""
+        return {
+            "prompt": self.prompts.to_list(),
+            "output": self.outputs.to_list(),
+            "total": self.totals.to_list(),
+        }

@@ -1,0 +1,1 @@
+"""What measures, predicts and explains the engine: nothing in the engine imports it."""

@@ -1,0 +1,56 @@
+"""What sampling needs to know of one request, from its first token to its last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vattn.params import SamplingParams
+from vattn.sampling.penalties import TokenCounts
+
+
+@dataclass(eq=False, slots=True)
+class SamplingState:
+    """A request's sampling state; made by `Sampler.new_state`. It outlives preemption.
+
+    The engine appends every accepted token to `output_token_ids`, the list object given here; nothing
+    else needs telling. Equality is identity.
+    """
+
+    params: SamplingParams
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    seed: int
+    """In [0, 2**64): the request's own, or one drawn for it."""
+    branch: int = 0
+    """Which of several continuations of one prompt; branches with one seed draw independent numbers."""
+    eos_token_ids: frozenset[int] = frozenset()
+    pending: int = 0
+    """Tokens sampled but not yet in `output_token_ids`; kept by the engine."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences never to be completed."""
+    terminal_ids: frozenset[int] = field(init=False)
+    """EOS and stop tokens: not to be sampled before `min_tokens`."""
+    edited: bool = field(init=False)
+    """True when some logits may be changed before the choice."""
+    plain: bool = field(init=False)
+    """True when the next token is the argmax of the model's logits and nothing else is asked for."""
+    _counts: TokenCounts | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        params = self.params
+        self.terminal_ids = self.eos_token_ids | frozenset(params.stop_ids)
+        self.edited = bool(
+            params.penalised
+            or params.logit_bias
+            or self.bad_words
+            or (params.min_tokens and self.terminal_ids)
+        )
+        self.plain = params.greedy and not self.edited and params.logprobs is None
+
+    def counts(self) -> TokenCounts:
+        """Token counts for the penalties, made when first needed."""
+        if self._counts is None:
+            prompt = self.prompt_token_ids if self.params.repetition_penalty != 1.0 else ()
+            self._counts = TokenCounts(prompt)
+        return self._counts

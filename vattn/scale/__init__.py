@@ -1,0 +1,1 @@
+"""More than one engine: sharing a device's memory."""

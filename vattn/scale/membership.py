@@ -1,0 +1,69 @@
+"""Enter an engine in the coordinator file and keep it there while it steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from vattn.scale.coordinator import Coordinator, default_path
+from vattn.scale.member import Member, Report, smallest_budget
+
+if TYPE_CHECKING:
+    from vattn.engine.engine import Engine
+
+CoordinatorPath = str | Path | Literal["default"]
+"""A file, or this user's default one."""
+
+
+def join(
+    engine: Engine, path: CoordinatorPath, *, name: str, device: torch.device, resize: Callable[[int], None]
+) -> Member:
+    """Enter `engine`; from here on it writes and follows the file before its steps.
+
+    Raises CoordinatorError when the file can't be used or has no room for the engine; VattnError or
+    DriverError when the engine can't take the budget it is given. It is not entered then.
+    """
+    coordinator = Coordinator(default_path() if path == "default" else path)
+    member = Member(
+        coordinator,
+        name=name,
+        device=device_key(device),
+        asked=engine.kv.budget_bytes,
+        floor=smallest_budget(engine.kv, engine.max_model_len),
+        resize=resize,
+        report=lambda: Report(engine.kv.usage().in_use, status(engine)),
+    )
+    engine.watch.beat, engine.watch.rest = member.beat, member.rest
+    return member
+
+
+def device_key(device: torch.device) -> str:
+    """The same for every process that uses this device, whatever number it has there."""
+    if device.type != "cuda":
+        return device.type
+    return f"cuda-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def status(engine: Engine) -> dict[str, Any]:
+    """What `vattn top` shows."""
+    usage, swap = engine.kv.usage(), engine.kv.swap
+    return {
+        "backend": engine.kv.name,
+        "running": len(engine.scheduler.running),
+        "waiting": len(engine.scheduler.waiting),
+        "memory": {
+            "in_use": usage.in_use,
+            "parked": usage.parked,
+            "cached": usage.cached,
+            "free": usage.free,
+            "physical": usage.physical,
+            "shared_saved": usage.shared_saved,
+        },
+        "swap_used_bytes": 0 if swap is None else swap.used_bytes,
+        "preemptions": engine.scheduler.num_preemptions,
+        "output_tokens": engine.metrics.output_tokens,
+        "rates": engine.watch.rates(),
+    }
