@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from vattn.sampling import logprobs as module
 from vattn.outputs import TokenLogprobs
 from vattn.params import SamplingParams
+from vattn.sampling import logprobs as module
 from vattn.sampling.logprobs import prompt_logprobs, token_logprobs
 from vattn.sampling.sampler import Sampler
 
