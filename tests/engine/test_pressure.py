@@ -85,17 +85,21 @@ def test_all_finish_with_a_fraction_of_the_memory_they_need(
         done = finish(llm)
         assert [done[str(i)].outputs[0].token_ids for i in range(len(LENGTHS))] == expected
         m, stats = llm.metrics(), llm.metrics().kv_stats
-        if backend in ("virtual-interleaved", "paged-16"):
-            assert m.preemptions > 0
-            assert (m.swapped_requests > 0, m.recomputed_tokens > 0) != (False, False)
-        if mode == "swap" and m.preemptions:
+        contended = not backend.startswith("static")  # a static slot is reserved whole: nobody runs short
+        assert (m.preemptions > 0) == contended
+        assert m.computed_tokens == need - len(LENGTHS) + m.recomputed_tokens
+        if mode == "swap":
             assert m.swapped_requests == m.preemptions and m.recomputed_tokens <= m.preemptions
-            assert stats.swap_in_bytes <= stats.swap_out_bytes
-        if mode == "recompute":
+            assert (stats.swap_out_bytes >= stats.swap_in_bytes > 0) == contended
+        elif mode == "recompute":
             assert m.swapped_requests == 0 and stats.swap_out_bytes == 0
-            assert m.computed_tokens == need - len(LENGTHS) + m.recomputed_tokens
+            assert (m.recomputed_tokens > 0) == contended
+        else:
+            assert (m.swapped_requests > 0 or m.recomputed_tokens > 0) == contended
         assert llm.engine.kv.swap is None or llm.engine.kv.swap.used_bytes == 0
-        for record in llm.engine.scheduler.preemption.records:
+        records = llm.engine.scheduler.preemption.records
+        assert len(records) == m.preemptions
+        for record in records:
             assert record.tokens >= record.shared >= 0 and record.actual_s is not None
 
 
@@ -156,6 +160,7 @@ def test_the_cache_shrinks_and_grows_while_requests_run(backend: str, expected: 
     options: dict[str, Any] = {"kv_cache_memory_bytes": big, "max_model_len": MAX_LEN, "preemption": "swap"}
     with make_llm(NAME, backend, **options) as llm:
         add_all(llm)
+        done: dict[str, RequestOutput] = {}
         for step in range(60):
             if step % 12 == 6:
                 llm.resize_kv_cache(small)
@@ -163,13 +168,11 @@ def test_the_cache_shrinks_and_grows_while_requests_run(backend: str, expected: 
                 assert llm.memory_usage().held <= small
             elif step % 12 == 0 and step:
                 llm.resize_kv_cache(big)
-            llm.engine.step()
+            done |= {output.request_id: output for output in llm.engine.step() if output.finished}
             llm.check()
-        done = finish(llm)
-        outputs = [done.get(str(i)) for i in range(len(LENGTHS))]
-        assert [o.outputs[0].token_ids for o in outputs if o] == [
-            e for o, e in zip(outputs, expected, strict=True) if o
-        ]
+        done |= finish(llm)
+        assert [done[str(i)].outputs[0].token_ids for i in range(len(LENGTHS))] == expected
+        assert llm.metrics().preemptions > 0
         with pytest.raises(ConfigError, match="max_model_len"):
             llm.resize_kv_cache(tight("", 20))
         with pytest.raises(ConfigError, match="free"):
