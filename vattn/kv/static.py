@@ -120,7 +120,7 @@ class StaticKVCache(KVCache):
         del self._tokens[request_id], self._written[request_id]
 
     def computed(self, request_id: str, token_ids: Sequence[int], n: int) -> None:
-        self._written[request_id] = min(n, len(token_ids))
+        self._written[request_id] = n
 
     def written(self, request_id: str) -> int:
         return self._written[request_id]
