@@ -22,7 +22,7 @@ Result = tuple[list[int], list[float]]
 
 
 def generate(llm: LLM, moves: random.Random | None = None) -> list[Result]:
-    """Tokens and their logprobs of three streams taken in turns; `moves`: resize now and then, by up to half."""
+    """Tokens and their logprobs of three streams taken in turns; `moves`: resize now and then."""
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
     streams = [llm.stream(prompt, params) for prompt in random_prompts(5, [9, 21, 14], 100)]
     outputs = {}
