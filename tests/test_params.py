@@ -27,7 +27,7 @@ def test_defaults_are_those_of_vllm() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"n": 0}, "n must be an integer of at least 1, got 0"),
+        ({"n": 0}, "n must be an integer from 1 to 16384, got 0"),
         ({"n": 1.0}, "n must be an integer"),
         ({"n": True}, "got True"),
         ({"temperature": float("nan")}, "temperature must be a finite number of at least 0, got nan"),

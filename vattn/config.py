@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, get_args
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
+from vattn.checks import choice, flag, number, shown, text, whole
 from vattn.errors import ConfigError
 from vattn.kv.layout import SCALE_BYTES, KVShape
 from vattn.kv.ranges import KVRanges
@@ -27,11 +29,19 @@ DEFAULT_SWAP_BYTES = 4 << 30
 """vLLM's default, where requests may be swapped."""
 
 
-def _positive(name: str, value: int | None) -> None:
-    if value is None:
+LARGEST = 2**63 - 1
+"""Of any size or count: what 64 bits hold."""
+
+
+def _positive(config: object, field_name: str, *, name: str = "", optional: bool = False) -> None:
+    """Check a field of `config` that users know as `name`, and put it there as an int."""
+    value = getattr(config, field_name)
+    if optional and value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
+    name = name or field_name
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ConfigError(f"{name} must be a positive whole number, got {shown(value)}")
+    object.__setattr__(config, field_name, whole(name, value, 1, LARGEST, error=ConfigError))
 
 
 @dataclass(frozen=True)
@@ -74,27 +84,24 @@ class KVCacheConfig:
             ("kv_layout", self.layout, get_args(LayoutName)),
             ("kv_cache_dtype", self.dtype, get_args(KVDtype)),
         ):
-            if value not in allowed:
-                raise ConfigError(f"{name}={value!r} is unknown: use one of {', '.join(map(repr, allowed))}")
-        _positive("page_bytes", self.page_bytes)
-        _positive("block_size", self.block_size)
-        _positive("kv_cache_memory_bytes", self.memory_bytes)
-        share = self.gpu_memory_utilization
-        if not isinstance(share, (int, float)) or not math.isfinite(share) or not 0 < share <= 1:
-            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {share!r}")
-        if self.prefix_caching not in (True, False, None):
-            raise ConfigError(
-                f"enable_prefix_caching must be True, False or None, got {self.prefix_caching!r}"
-            )
+            choice(name, value, allowed)
+        _positive(self, "page_bytes", optional=True)
+        _positive(self, "block_size")
+        _positive(self, "memory_bytes", name="kv_cache_memory_bytes", optional=True)
+        share = number(
+            "gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, above=True, error=ConfigError
+        )
+        object.__setattr__(self, "gpu_memory_utilization", share)
+        flag("background_mapping", self.background_mapping, optional=True, error=ConfigError)
+        flag("enable_prefix_caching", self.prefix_caching, optional=True, error=ConfigError)
         if self.prefix_caching and self.backend == "static":
             raise ConfigError(
                 "kv_backend='static' can't share prefixes: every request has memory of its own; "
                 "use 'virtual' or 'paged', or leave enable_prefix_caching out"
             )
-        swap = self.swap_space_bytes
-        if isinstance(swap, bool) or not isinstance(swap, int) or swap < 0:
-            raise ConfigError(f"swap_space_bytes must be a whole number of at least 0, got {swap!r}")
-        if self.scales != "token":
+        swap = whole("swap_space_bytes", self.swap_space_bytes, 0, LARGEST, error=ConfigError)
+        object.__setattr__(self, "swap_space_bytes", swap)
+        if not isinstance(self.scales, str) or self.scales != "token":
             object.__setattr__(self, "scales", KVRanges.of(self.scales))
             if self.dtype == "auto":
                 raise ConfigError(
@@ -142,24 +149,19 @@ class SchedulerConfig:
     preemption: PreemptionMode = "recompute"
 
     def __post_init__(self) -> None:
-        _positive("max_num_seqs", self.max_num_seqs)
-        _positive("max_num_batched_tokens", self.max_num_batched_tokens)
-        _positive("priority_ageing_tokens", self.priority_ageing_tokens)
-        _positive("max_waiting", self.max_waiting)
-        if self.policy not in get_args(PolicyName):
-            allowed = ", ".join(map(repr, get_args(PolicyName)))
-            raise ConfigError(f"scheduling_policy={self.policy!r} is unknown: use one of {allowed}")
-        if self.preemption not in get_args(PreemptionMode):
-            allowed = ", ".join(map(repr, get_args(PreemptionMode)))
-            raise ConfigError(f"preemption={self.preemption!r} is unknown: use one of {allowed}")
+        for limit in ("max_num_seqs", "max_num_batched_tokens", "priority_ageing_tokens"):
+            _positive(self, limit)
+        _positive(self, "max_waiting", optional=True)
+        choice("scheduling_policy", self.policy, get_args(PolicyName))
+        choice("preemption", self.preemption, get_args(PreemptionMode))
         if not isinstance(self.fair_shares, Mapping):
-            raise ConfigError(f"fair_shares must map tenants to weights, got {self.fair_shares!r}")
+            raise ConfigError(f"fair_shares must map tenants to weights, got {shown(self.fair_shares)}")
         object.__setattr__(self, "fair_shares", dict(self.fair_shares))
         for tenant, weight in self.fair_shares.items():
-            number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-            if not isinstance(tenant, str) or not number or not 1e-3 <= weight <= 1e3:
+            real = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+            if not isinstance(tenant, str) or not real or not 1e-3 <= weight <= 1e3:
                 raise ConfigError(
-                    f"fair_shares={{{tenant!r}: {weight!r}}}: a tenant's name maps to a weight "
+                    f"fair_shares={{{shown(tenant)}: {shown(weight)}}}: a tenant's name maps to a weight "
                     "from 0.001 to 1000"
                 )
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -167,3 +169,46 @@ class SchedulerConfig:
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is less than "
                 f"max_num_seqs={self.max_num_seqs}: every running request needs one token a step"
             )
+
+
+def check_options(
+    *,
+    max_model_len: Any,
+    seed: Any,
+    trace: Any,
+    coordinator: Any,
+    engine_name: Any,
+    attention: Any,
+    device: Any,
+    dtype: Any,
+    revision: Any,
+    overlap: Any,
+    enforce_eager: Any,
+    trust_remote_code: Any,
+) -> None:
+    """Check the options of `LLM` that belong to neither config. Raises ConfigError."""
+
+    def refuse(name: str, wanted: str, value: Any) -> None:
+        raise ConfigError(f"{name} must {wanted}, got {shown(value)}")
+
+    def integer(value: Any) -> bool:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+
+    if max_model_len is not None and not (integer(max_model_len) and max_model_len >= 2):
+        refuse("max_model_len", "hold a prompt and one output token", max_model_len)
+    if not integer(seed):
+        refuse("seed", "be a whole number", seed)
+    for name, path in (("trace", trace), ("coordinator", coordinator)):
+        if path is not None and (not isinstance(path, (str, Path)) or "\0" in str(path)):
+            refuse(name, "be the name of a file", path)
+    if trace is not None and not Path(trace).absolute().parent.is_dir():
+        raise ConfigError(f"trace={str(trace)!r}: there is no folder {Path(trace).absolute().parent}")
+    for name, value in (("engine_name", engine_name), ("revision", revision), ("attention", attention)):
+        if value is not None or name == "attention":
+            text(name, value, error=ConfigError)
+    for name, value, kind in (("device", device, torch.device), ("dtype", dtype, torch.dtype)):
+        if not isinstance(value, (str, kind)):
+            refuse(name, f"be a name or a torch.{name}", value)
+    flag("overlap", overlap, optional=True, error=ConfigError)
+    flag("enforce_eager", enforce_eager, optional=True, error=ConfigError)
+    flag("trust_remote_code", trust_remote_code, error=ConfigError)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from vattn.checks import text, whole
 from vattn.config import (
     DEFAULT_SWAP_BYTES,
+    LARGEST,
     KVBackend,
     KVCacheConfig,
     KVDtype,
@@ -19,6 +21,7 @@ from vattn.config import (
     PolicyName,
     PreemptionMode,
     SchedulerConfig,
+    check_options,
 )
 from vattn.delivery import Delivery
 from vattn.engine.blueprint import open_trace
@@ -132,8 +135,23 @@ class LLM:
         trust_remote_code: bool = False,
         revision: str | None = None,
     ) -> None:
+        check_options(
+            max_model_len=max_model_len,
+            seed=seed,
+            trace=trace,
+            coordinator=coordinator,
+            engine_name=engine_name,
+            attention=attention,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            overlap=overlap,
+            enforce_eager=enforce_eager,
+            trust_remote_code=trust_remote_code,
+        )
         if swap_space_bytes is None:
-            swap_space_bytes = 0 if preemption == "recompute" else DEFAULT_SWAP_BYTES
+            recomputed = isinstance(preemption, str) and preemption == "recompute"
+            swap_space_bytes = 0 if recomputed else DEFAULT_SWAP_BYTES
         self.kv_config = KVCacheConfig(
             backend=kv_backend,
             layout=kv_layout,
@@ -156,18 +174,9 @@ class LLM:
             max_waiting=max_waiting,
             preemption=preemption,
         )
-        if trace is not None and not Path(trace).absolute().parent.is_dir():
-            raise ConfigError(f"trace={str(trace)!r}: there is no folder {Path(trace).absolute().parent}")
-        if max_model_len is not None and (not isinstance(max_model_len, int) or max_model_len < 2):
-            raise ConfigError(f"max_model_len must hold a prompt and one output token, got {max_model_len!r}")
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise ConfigError(f"seed must be a whole number, got {seed!r}")
-        for name, flag in (("overlap", overlap), ("enforce_eager", enforce_eager)):
-            if flag is not None and not isinstance(flag, bool):
-                raise ConfigError(f"{name} must be True, False or None, got {flag!r}")
         self._own_attention: str | None = None
         if isinstance(model, LoadedModel):
-            if (device, dtype) != ("auto", "auto"):
+            if not (isinstance(device, str) and isinstance(dtype, str) and device == dtype == "auto"):
                 raise ConfigError("device and dtype belong to load_model: this model is loaded already")
             self.loaded = model
         else:
@@ -345,7 +354,7 @@ class LLM:
 
         That output has `finish_reason="abort"`. From any thread. False: no such request is running.
         """
-        return self._delivery.abort(request_id)
+        return self._delivery.abort(text("request_id", request_id))
 
     # ------------------------------------------------------------------ look
     def memory_usage(self) -> MemoryUsage:
@@ -397,8 +406,7 @@ class LLM:
         other than `virtual` move to new memory and for a moment hold both. Raises ConfigError, and changes
         nothing, when one request of `max_model_len` would not fit or the device has not so much.
         """
-        if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int) or memory_bytes < 1:
-            raise ConfigError(f"resize_kv_cache takes a number of bytes, got {memory_bytes!r}")
+        memory_bytes = whole("memory_bytes of resize_kv_cache", memory_bytes, 1, LARGEST, error=ConfigError)
         with self._delivery.exclusive():
             self._delivery.require_open()
             self._require_memory("resize_kv_cache", memory_bytes)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Literal
 
+from vattn.checks import flag, number, shown, texts, token_ids, whole
 from vattn.errors import RequestError
 
 GREEDY_BELOW = 1e-5
@@ -19,6 +18,10 @@ LARGEST_BIAS = 1e30
 
 WHOLE_VOCABULARY = -1
 """`logprobs` / `prompt_logprobs`: this value asks for every token."""
+
+
+MOST_OUTPUTS = 16_384
+"""Outputs of one prompt at most (vLLM's limit)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class SamplingParams:
     """
 
     n: int = 1
-    """Outputs to return for the prompt, at least 1. The prompt is computed once; its KV is shared."""
+    """Outputs to return for the prompt, 1 to 16,384. The prompt is computed once; its KV is shared."""
     best_of: int | None = None
     """Outputs to generate, at least n; the n with the highest cumulative log-probability are returned, best
     first. None = n."""
@@ -87,32 +90,32 @@ class SamplingParams:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        put("n", _integer("n", self.n, 1))
+        put("n", whole("n", self.n, 1, MOST_OUTPUTS))
         if self.best_of is not None:
-            put("best_of", _integer("best_of", self.best_of, self.n, hint=f" (n={self.n})"))
+            put("best_of", whole("best_of", self.best_of, self.n, MOST_OUTPUTS, hint=f" (n={self.n})"))
         for name, low, high in (
             ("presence_penalty", -2.0, 2.0),
             ("frequency_penalty", -2.0, 2.0),
             ("temperature", 0.0, math.inf),
             ("min_p", 0.0, 1.0),
         ):
-            put(name, _number(name, getattr(self, name), low, high))
+            put(name, number(name, getattr(self, name), low, high))
         for name, high in (("repetition_penalty", math.inf), ("top_p", 1.0)):
-            put(name, _number(name, getattr(self, name), 0.0, high, open_=True))
-        put("top_k", max(_integer("top_k", self.top_k, -1, hint=" (0 or -1 = all tokens)"), 0))
+            put(name, number(name, getattr(self, name), 0.0, high, above=True))
+        put("top_k", max(whole("top_k", self.top_k, -1, hint=" (0 or -1 = all tokens)"), 0))
         if self.seed is not None:
-            seed = _integer("seed", self.seed, -(2**63), 2**64 - 1)
+            seed = whole("seed", self.seed, -(2**63), 2**64 - 1)
             put("seed", None if seed == -1 else seed)
         if self.max_tokens is not None:
             hint = " (None = up to the model's length)"
-            put("max_tokens", _integer("max_tokens", self.max_tokens, 1, hint=hint))
-        put("min_tokens", _integer("min_tokens", self.min_tokens, 0))
+            put("max_tokens", whole("max_tokens", self.max_tokens, 1, hint=hint))
+        put("min_tokens", whole("min_tokens", self.min_tokens, 0))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} must not exceed max_tokens={self.max_tokens}")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 hint = " (-1 = the whole vocabulary)"
-                put(name, _integer(name, getattr(self, name), WHOLE_VOCABULARY, hint=hint))
+                put(name, whole(name, getattr(self, name), WHOLE_VOCABULARY, hint=hint))
         for name in (
             "ignore_eos",
             "detokenize",
@@ -120,13 +123,12 @@ class SamplingParams:
             "spaces_between_special_tokens",
             "include_stop_str_in_output",
         ):
-            if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} must be True or False, got {getattr(self, name)!r}")
+            flag(name, getattr(self, name))
 
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        put("stop", _strings("stop", stop))
-        put("bad_words", _strings("bad_words", self.bad_words))
-        put("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        put("stop", texts("stop", stop))
+        put("bad_words", texts("bad_words", self.bad_words))
+        put("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
         if self.logit_bias is not None:
             put("logit_bias", _bias(self.logit_bias))
         if self.stop and not self.detokenize:
@@ -171,11 +173,11 @@ class SamplingParams:
             ("logit_bias", tuple(self.logit_bias or ())),
             ("bad_words", tuple(token for word in bad_words for token in word)),
         ):
-            for token in ids:
-                if not 0 <= token < vocab_size:
-                    raise RequestError(
-                        f"{name} holds token id {token:,}; the model's vocabulary is 0 … {vocab_size - 1:,}"
-                    )
+            if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+                token = next(token for token in ids if not 0 <= token < vocab_size)
+                raise RequestError(
+                    f"{name} holds token id {shown(token)}; the model's vocabulary is 0 … {vocab_size - 1:,}"
+                )
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None and count > vocab_size:
@@ -191,8 +193,8 @@ class BeamSearchParams:
     Raises `RequestError` for values that are not allowed.
     """
 
-    beam_width: int
-    """Texts kept at every step, at least 1; also how many are returned."""
+    beam_width: int = 0
+    """Texts kept at every step, at least 1; also how many are returned. There is no default."""
     max_tokens: int = 16
     """Output tokens at most, at least 1."""
     length_penalty: float = 1.0
@@ -209,72 +211,45 @@ class BeamSearchParams:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        put("beam_width", _integer("beam_width", self.beam_width, 1))
-        put("max_tokens", _integer("max_tokens", self.max_tokens, 1))
-        put("length_penalty", _number("length_penalty", self.length_penalty, -math.inf, math.inf))
-        put("temperature", _number("temperature", self.temperature, 0.0, math.inf))
-        if self.early_stopping not in (True, False, "never"):
-            raise RequestError(f"early_stopping must be True, False or 'never', got {self.early_stopping!r}")
-        if not isinstance(self.ignore_eos, bool):
-            raise RequestError(f"ignore_eos must be True or False, got {self.ignore_eos!r}")
+        hint = " (the number of texts kept at every step)"
+        put("beam_width", whole("beam_width", self.beam_width, 1, hint=hint))
+        put("max_tokens", whole("max_tokens", self.max_tokens, 1))
+        put("length_penalty", number("length_penalty", self.length_penalty, -math.inf, math.inf))
+        put("temperature", number("temperature", self.temperature, 0.0, math.inf))
+        never = isinstance(self.early_stopping, str) and self.early_stopping == "never"
+        if not never and not isinstance(self.early_stopping, bool):
+            raise RequestError(
+                f"early_stopping must be True, False or 'never', got {shown(self.early_stopping)}"
+            )
+        flag("ignore_eos", self.ignore_eos)
 
 
-def _allowed(low: float, high: float, open_: bool = False) -> str:
-    if low == -math.inf:
-        return "a finite number"
-    if high == math.inf:
-        return f"a finite number above {low:g}" if open_ else f"a finite number of at least {low:g}"
-    return f"in {'(' if open_ else '['}{low:g}, {high:g}]"
+def each_params(
+    params: Any, count: int, kind: type[SamplingParams] | type[BeamSearchParams] = SamplingParams
+) -> list[Any]:
+    """One object of parameters for each of `count` prompts, from one for all, one each, or None: defaults.
 
-
-def _number(name: str, value: Any, low: float, high: float, *, open_: bool = False) -> float:
-    """`value` as a float in [low, high], or (low, high] if `open_`. NaN and infinities are refused."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise RequestError(f"{name} must be {_allowed(low, high, open_)}, got {value!r}")
-    number = float(value)
-    if not math.isfinite(number) or not low <= number <= high or (open_ and number == low):
-        raise RequestError(f"{name} must be {_allowed(low, high, open_)}, got {number:g}")
-    return number
-
-
-def _integer(name: str, value: Any, low: int, high: int | None = None, *, hint: str = "") -> int:
-    """`value` as an int in [low, high]. Booleans and floats are refused."""
-    wanted = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise RequestError(f"{name} must be {wanted}{hint}, got {value!r}")
-    number = operator.index(value)
-    if number < low or (high is not None and number > high):
-        raise RequestError(f"{name} must be {wanted}{hint}, got {number}")
-    return number
-
-
-def _strings(name: str, values: Any) -> tuple[str, ...]:
-    if values is None:
-        return ()
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise RequestError(f"{name} must be a list of strings, got {values!r}")
-    strings = tuple(values)
-    for string in strings:
-        if not isinstance(string, str):
-            raise RequestError(f"{name} must hold strings, got {string!r}")
-        if not string:
-            raise RequestError(f"{name} must not hold an empty string")
-    return strings
-
-
-def _token_ids(name: str, values: Any) -> tuple[int, ...]:
-    if values is None:
-        return ()
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise RequestError(f"{name} must be a list of token ids, got {values!r}")
-    return tuple(_integer(f"a token id in {name}", value, 0) for value in values)
+    Raises RequestError for objects of another kind, or another number of them.
+    """
+    if params is None and kind is SamplingParams:
+        params = SamplingParams()
+    if isinstance(params, kind):
+        return [params] * count
+    if isinstance(params, (str, bytes)) or not isinstance(params, Sequence):
+        raise RequestError(f"sampling parameters are {kind.__name__}, not {shown(params)}")
+    for item in params:
+        if not isinstance(item, kind):
+            raise RequestError(f"sampling parameters are {kind.__name__}, not {shown(item)}")
+    if len(params) != count:
+        raise RequestError(f"{count} prompts came with {len(params)} sampling parameters")
+    return list(params)
 
 
 def _bias(values: Any) -> dict[int, float]:
     if not isinstance(values, Mapping):
-        raise RequestError(f"logit_bias must map token ids to numbers, got {values!r}")
+        raise RequestError(f"logit_bias must map token ids to numbers, got {shown(values)}")
     bias = {}
     for token, value in values.items():
-        token = _integer("a token id in logit_bias", token, 0)
-        bias[token] = _number(f"logit_bias[{token}]", value, -LARGEST_BIAS, LARGEST_BIAS)
+        token = whole("a token id in logit_bias", token, 0)
+        bias[token] = number(f"logit_bias[{token}]", value, -LARGEST_BIAS, LARGEST_BIAS)
     return bias

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any
+from numbers import Integral, Real
 
+from vattn.checks import each, shown, text, whole
 from vattn.errors import RequestError
 
 DEFAULT_TENANT = "default"
@@ -27,15 +27,24 @@ class Service:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
-            raise RequestError(f"priority must be a whole number, got {self.priority!r}")
+        if isinstance(self.priority, bool) or not isinstance(self.priority, Integral):
+            raise RequestError(f"priority must be a whole number, got {shown(self.priority)}")
+        object.__setattr__(self, "priority", whole("priority", self.priority, -(2**63), 2**63 - 1))
         if not isinstance(self.tenant, str) or not self.tenant:
-            raise RequestError(f"tenant must be a name, got {self.tenant!r}")
-        timeout = self.timeout_s
-        if timeout is None:
+            raise RequestError(f"tenant must be a name, got {shown(self.tenant)}")
+        text("tenant", self.tenant)
+        if self.timeout_s is None:
             return
-        if isinstance(timeout, bool) or not isinstance(timeout, Real) or math.isnan(timeout) or timeout <= 0:
-            raise RequestError(f"timeout_s must be a positive number of seconds or None, got {timeout!r}")
+        try:
+            seconds = float(self.timeout_s) if isinstance(self.timeout_s, Real) else 0.0
+        except OverflowError:
+            seconds = math.nan
+        if isinstance(self.timeout_s, bool) or not seconds > 0:
+            raise RequestError(
+                "timeout_s must be a positive number of seconds that a float can hold, or None, "
+                f"got {shown(self.timeout_s)}"
+            )
+        object.__setattr__(self, "timeout_s", seconds)
 
     @staticmethod
     def each(
@@ -46,18 +55,10 @@ class Service:
     ) -> list[Service]:
         """The terms of `count` requests, from one value for all or a list of one each."""
         columns = [
-            _each(name, value, count)
+            each(name, value, count)
             for name, value in (("priority", priority), ("tenant", tenant), ("timeout_s", timeout_s))
         ]
         return [Service(*row) for row in zip(*columns, strict=True)]
 
 
 DEFAULT_SERVICE = Service()
-
-
-def _each(name: str, value: Any, count: int) -> list[Any]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        return [value] * count
-    if len(value) != count:
-        raise RequestError(f"{count} prompts came with {len(value)} values of {name}")
-    return list(value)

@@ -1,0 +1,151 @@
+"""Checks of single values: each returns the value in its plain form, or raises an error of ours."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from vattn.errors import ConfigError, RequestError
+
+Refusal = type[RequestError] | type[ConfigError]
+
+_LONGEST_SHOWN = 100
+
+
+def shown(value: object) -> str:
+    """`repr(value)` for an error message: short, and there for every object."""
+    try:
+        text = repr(value)
+    except Exception:  # an int of 5,000 digits has no repr; nor need an object of the user's
+        return f"a value of type {type(value).__name__}"
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}… ({type(value).__name__})"
+
+
+def whole(
+    name: str,
+    value: Any,
+    low: int,
+    high: int | None = None,
+    *,
+    hint: str = "",
+    error: Refusal = RequestError,
+) -> int:
+    """`value` as an int in [low, high]. Booleans, floats and arrays are refused."""
+    wanted = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise error(f"{name} must be {wanted}{hint}, got {shown(value)}")
+    number = int(value)
+    if number < low or (high is not None and number > high):
+        raise error(f"{name} must be {wanted}{hint}, got {shown(number)}")
+    return number
+
+
+def number(
+    name: str,
+    value: Any,
+    low: float,
+    high: float,
+    *,
+    above: bool = False,
+    error: Refusal = RequestError,
+) -> float:
+    """`value` as a float in [low, high]; `above`: in (low, high]. NaN and infinities are refused."""
+    if low == -math.inf:
+        wanted = "a finite number"
+    elif high == math.inf:
+        wanted = f"a finite number above {low:g}" if above else f"a finite number of at least {low:g}"
+    else:
+        wanted = f"in {'(' if above else '['}{low:g}, {high:g}]"
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise error(f"{name} must be {wanted}, got {shown(value)}")
+    try:
+        found = float(value)
+    except OverflowError:
+        raise error(f"{name} must be {wanted}, got a number too large for a float") from None
+    if not math.isfinite(found) or not low <= found <= high or (above and found == low):
+        raise error(f"{name} must be {wanted}, got {found:g}")
+    return found
+
+
+def flag(name: str, value: Any, *, optional: bool = False, error: Refusal = RequestError) -> None:
+    """Refuse anything but True and False; `optional`: and None."""
+    if not isinstance(value, bool) and not (optional and value is None):
+        raise error(
+            f"{name} must be True{', False or None' if optional else ' or False'}, got {shown(value)}"
+        )
+
+
+def choice(name: str, value: Any, allowed: Sequence[str], *, error: Refusal = ConfigError) -> None:
+    """Refuse anything but one of the strings in `allowed`."""
+    if not isinstance(value, str) or value not in allowed:
+        raise error(f"{name}={shown(value)} is unknown: use one of {', '.join(map(repr, allowed))}")
+
+
+def text(name: str, value: Any, *, error: Refusal = RequestError) -> str:
+    """`value` if it is a string that can be written as UTF-8."""
+    if not isinstance(value, str):
+        raise error(f"{name} must be text, got {shown(value)}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as bad:
+            raise error(
+                f"{name} has {value[bad.start]!a} at character {bad.start:,}: that is half a surrogate pair "
+                "or a byte that was not UTF-8, and no text"
+            ) from None
+    return value
+
+
+def texts(name: str, values: Any) -> tuple[str, ...]:
+    """A tuple of strings, none of them empty; None: no strings."""
+    if values is None:
+        return ()
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise RequestError(f"{name} must be a list of strings, got {shown(values)}")
+    strings = []
+    for index, value in enumerate(_items(name, values)):
+        if not isinstance(value, str):
+            raise RequestError(f"{name} must hold strings, got {shown(value)}")
+        if not value:
+            raise RequestError(f"{name} must not hold an empty string")
+        strings.append(text(f"{name}[{index}]", value))
+    return tuple(strings)
+
+
+def token_ids(name: str, values: Any) -> tuple[int, ...]:
+    """A tuple of token ids, as far as that can be told without a model; None: none."""
+    if values is None:
+        return ()
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise RequestError(f"{name} must be a list of token ids, got {shown(values)}")
+    return tuple(whole(f"a token id in {name}", value, 0) for value in _items(name, values))
+
+
+def each(name: str, value: Any, count: int) -> list[Any]:
+    """One value for each of `count` prompts: `value` for all, or a sequence with one for each."""
+    if getattr(value, "ndim", 0):
+        value = value.tolist()
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(f"{count} prompts came with {len(value)} values of {name}")
+    return list(value)
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """A question for an error message: the known name that is most like `name`, if any is."""
+    found = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _items(name: str, values: Iterable[Any]) -> list[Any]:
+    """The items of an iterable, of arrays as Python's own numbers."""
+    try:
+        found = values.tolist() if hasattr(values, "tolist") else list(values)
+    except Exception as why:
+        raise RequestError(f"{name} can't be read as a list: {why}") from why
+    return found if isinstance(found, list) else [found]
