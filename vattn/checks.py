@@ -127,13 +127,19 @@ def token_ids(name: str, values: Any) -> tuple[int, ...]:
 
 def each(name: str, value: Any, count: int) -> list[Any]:
     """One value for each of `count` prompts: `value` for all, or a sequence with one for each."""
-    if getattr(value, "ndim", 0):
+    if is_array(value):
         value = value.tolist()
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         return [value] * count
     if len(value) != count:
         raise RequestError(f"{count} prompts came with {len(value)} values of {name}")
     return list(value)
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is an array or a tensor of at least one dimension."""
+    dimensions = getattr(value, "ndim", 0)
+    return isinstance(dimensions, int) and dimensions > 0
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

@@ -82,11 +82,6 @@ class Delivery:
 
         They are there even if a Ctrl-C, held back meanwhile, is raised at the end.
         """
-        for p in params:
-            if not isinstance(p, (SamplingParams, BeamSearchParams)):
-                raise RequestError(f"sampling parameters are SamplingParams, not {type(p).__name__}: {p!r}")
-        if len(params) != len(prompts):
-            raise RequestError(f"{len(prompts)} prompts came with {len(params)} sampling parameters")
         with self.exclusive():
             self.require_open()
             if self._engine.asleep:
@@ -137,21 +132,15 @@ class Delivery:
     def complete(
         self,
         prompts: Sequence[TokenizedPrompt],
-        params: SamplingParams | BeamSearchParams | Sequence[SamplingParams],
+        params: Sequence[SamplingParams | BeamSearchParams],
         services: Sequence[Service],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        each: list[SamplingParams | BeamSearchParams]
-        if isinstance(params, Sequence) and not isinstance(params, str):
-            each = list(params)
-        else:
-            each = [params] * max(1, len(prompts))
-        each = each if prompts else []
         request_ids: list[str] = []
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         progress = Progress(*columns, disable=not use_tqdm, transient=True)
         try:
-            self.add(prompts, each, services, request_ids)
+            self.add(prompts, params, services, request_ids)
             with progress:
                 task = progress.add_task("generating", total=len(request_ids))
                 finished = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from vattn.checks import text, whole
+from vattn.chat import ChatReader, Message
+from vattn.checks import flag, text, whole
 from vattn.config import (
     DEFAULT_SWAP_BYTES,
     LARGEST,
@@ -29,7 +30,7 @@ from vattn.engine.engine import Engine
 from vattn.engine.events import EventLog
 from vattn.engine.service import DEFAULT_TENANT, Service
 from vattn.engine.sizing import activation_bytes
-from vattn.errors import ConfigError, RequestError
+from vattn.errors import ConfigError
 from vattn.kv.base import KVCache
 from vattn.kv.factory import create_kv_cache, open_kv_driver
 from vattn.kv.ranges import KVRanges
@@ -38,8 +39,8 @@ from vattn.metrics import EngineMetrics
 from vattn.models.attention import register_attention
 from vattn.models.loader import LoadedModel, load_model
 from vattn.outputs import RequestOutput
-from vattn.params import BeamSearchParams, SamplingParams
-from vattn.prompts import Message, Prompt, TokenizedPrompt, as_prompts, render, tokenize
+from vattn.params import BeamSearchParams, SamplingParams, each_params
+from vattn.prompts import Prompt, PromptReader
 from vattn.stream import OutputStream
 from vattn.vmm.driver import Driver
 
@@ -219,6 +220,8 @@ class LLM:
                 fingerprint=self.loaded.fingerprint,
             )
             self.max_model_len = self._kv.capacity_tokens if max_model_len is None else max_model_len
+            self._prompts = PromptReader(self.loaded.tokenizer, spec.vocab_size, self.max_model_len)
+            self._chats = ChatReader(self._prompts)
             self._kv_memory_bytes = self._kv.budget_bytes
             if trace is not None:
                 self._trace = open_trace(
@@ -273,8 +276,9 @@ class LLM:
         Raises RequestError if any prompt or parameter is refused, QueueFull if more would wait than
         `max_waiting` allows: then none was started.
         """
-        params = SamplingParams() if sampling_params is None else sampling_params
-        tokenized = [self._tokenize(p) for p in as_prompts(prompts)]
+        flag("use_tqdm", use_tqdm)
+        tokenized = self._prompts.read_all(prompts)
+        params = each_params(sampling_params, len(tokenized))
         services = Service.each(len(tokenized), priority, tenant, timeout_s)
         return self._delivery.complete(tokenized, params, services, use_tqdm)
 
@@ -285,6 +289,10 @@ class LLM:
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str | Sequence[str] = "",
         priority: int | Sequence[int] = 0,
         tenant: str | Sequence[str] = DEFAULT_TENANT,
         timeout_s: float | Sequence[float | None] | None = None,
@@ -292,22 +300,37 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template.
 
+        `messages`: dicts with `role` and `content`: text, or parts `{"type": "text", "text": …}`, whose
+        texts are joined by newlines; other types of parts are refused.
+        `chat_template`: another template than the model's, or the name of one of several.
+        `add_generation_prompt`: end the prompt with the header of an answer.
+        `continue_final_message`: go on with the last message instead; needs `add_generation_prompt=False`.
+        `tools`: JSON schemas or functions, for the template alone; refused if it has no place for them.
+        `chat_template_kwargs`: further variables of the template, e.g. `{"enable_thinking": False}`; names
+        that it does not read are refused.
+        `cache_salt`: cached prefixes are shared among requests of one salt; one for all, or one each.
         The other arguments are those of `generate`.
+
+        Raises RequestError also for what the template itself refuses, with its words.
         """
-        params = SamplingParams() if sampling_params is None else sampling_params
-        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else list(messages)
-        prompts = [
-            render(c, self.loaded.tokenizer, chat_template, add_generation_prompt)  # type: ignore[arg-type]
-            for c in conversations
-        ]
-        return self._delivery.complete(
-            prompts, params, Service.each(len(prompts), priority, tenant, timeout_s), use_tqdm
+        flag("use_tqdm", use_tqdm)
+        prompts = self._chats.read_all(
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            cache_salt=cache_salt,
         )
+        params = each_params(sampling_params, len(prompts))
+        services = Service.each(len(prompts), priority, tenant, timeout_s)
+        return self._delivery.complete(prompts, params, services, use_tqdm)
 
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: BeamSearchParams,
+        params: BeamSearchParams | Sequence[BeamSearchParams],
         *,
         priority: int | Sequence[int] = 0,
         tenant: str | Sequence[str] = DEFAULT_TENANT,
@@ -319,11 +342,11 @@ class LLM:
         Beams share the KV of the text they have in common. Results are those of transformers'
         `generate(num_beams=…)`. The other arguments are those of `generate`.
         """
-        if not isinstance(params, BeamSearchParams):
-            raise RequestError(f"beam_search takes BeamSearchParams, not {type(params).__name__}")
-        tokenized = [self._tokenize(p) for p in as_prompts(prompts)]
+        flag("use_tqdm", use_tqdm)
+        tokenized = self._prompts.read_all(prompts)
+        searches = each_params(params, len(tokenized), BeamSearchParams)
         services = Service.each(len(tokenized), priority, tenant, timeout_s)
-        return self._delivery.complete(tokenized, params, services, use_tqdm)
+        return self._delivery.complete(tokenized, searches, services, use_tqdm)
 
     def stream(
         self,
@@ -339,11 +362,12 @@ class LLM:
         The request is accepted (or refused with RequestError or QueueFull) at once; leaving or closing
         the stream early aborts it. The other arguments are those of `generate`.
         """
-        params = SamplingParams() if sampling_params is None else sampling_params
+        tokenized = self._prompts.read(prompt)
+        params = each_params(sampling_params, 1)
         service = Service(priority, tenant, timeout_s)
         request_ids: list[str] = []
         try:
-            self._delivery.add([self._tokenize(prompt)], [params], [service], request_ids, stream=True)
+            self._delivery.add([tokenized], params, [service], request_ids, stream=True)
         except BaseException:
             self._delivery.drop(request_ids)
             raise
@@ -503,6 +527,3 @@ class LLM:
     def _close_driver(self) -> None:
         if self._own_driver is not None:
             self._own_driver.close()
-
-    def _tokenize(self, prompt: Prompt) -> TokenizedPrompt:
-        return tokenize(prompt, self.loaded.tokenizer)

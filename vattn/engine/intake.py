@@ -36,17 +36,20 @@ class Intake:
         self.vocabulary = None if loaded.tokenizer is None else TokenText(loaded.tokenizer)
 
     # ------------------------------------------------------------------ checks
-    def validate(self, prompt_token_ids: list[int], params: SamplingParams | BeamSearchParams) -> None:
-        """Raise RequestError or CapacityError if the engine can't serve this."""
+    def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams | BeamSearchParams) -> None:
+        """Raise RequestError or CapacityError if the engine can't serve this.
+
+        Token ids are taken as they are: `PromptReader` has checked each against the vocabulary.
+        """
         length = len(prompt_token_ids)
         if not length:
             raise RequestError("the prompt is empty: it needs at least one token")
+        if length >= self._max_model_len:
+            raise CapacityError(
+                f"the prompt has {length:,} tokens; with at least one output token it must fit "
+                f"max_model_len={self._max_model_len:,}"
+            )
         vocab_size = self._loaded.spec.vocab_size
-        for position, token in enumerate(prompt_token_ids):
-            if not 0 <= token < vocab_size:
-                raise RequestError(
-                    f"prompt token {position} is {token}: the model's vocabulary is 0 to {vocab_size - 1}"
-                )
         if isinstance(params, SamplingParams):
             if self.vocabulary is None and (params.stop_strings or params.bad_words):
                 raise RequestError("stop strings and bad_words need a tokenizer; the model came without one")
@@ -54,11 +57,6 @@ class Intake:
         elif params.beam_width > vocab_size:
             raise RequestError(
                 f"beam_width={params.beam_width} is more than the vocabulary's {vocab_size} tokens"
-            )
-        if length >= self._max_model_len:
-            raise CapacityError(
-                f"the prompt has {length:,} tokens; with at least one output token it must fit "
-                f"max_model_len={self._max_model_len:,}"
             )
 
     # ------------------------------------------------------------------ requests
