@@ -17,7 +17,7 @@ import numpy as np
 
 from vattn.checks import is_array, nearest, shown, text
 from vattn.errors import CapacityError, RequestError
-from vattn.token_bound import characters_per_token
+from vattn.token_bound import TokenBound, token_bound
 
 
 class TextPrompt(TypedDict):
@@ -105,14 +105,14 @@ class PromptReader:
 
     # ------------------------------------------------------------------ lengths
     @cached_property
-    def _characters_per_token(self) -> float | None:
-        return characters_per_token(self.tokenizer)
+    def _bound(self) -> TokenBound | None:
+        return token_bound(self.tokenizer)
 
     def _refuse_long_text(self, prompt: str) -> None:
         """Refuse a text that can't fit, however it is cut into tokens, without cutting it."""
-        if len(prompt) < 4 * self._max_model_len or self._characters_per_token is None:
+        if len(prompt) < 4 * self._max_model_len or self._bound is None:
             return
-        fewest = int(len(prompt) / self._characters_per_token)
+        fewest = self._bound.fewest_tokens(prompt)
         if fewest >= self._max_model_len:
             raise CapacityError(
                 f"the prompt has {len(prompt):,} characters, so at least {fewest:,} tokens; with at least "
