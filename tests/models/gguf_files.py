@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -43,51 +44,107 @@ def tiny_llama() -> PreTrainedModel:
     return randomize(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
 
 
-def write_gguf(path: Path, model: PreTrainedModel, *, quantized: str = "") -> None:
-    """Write `model` to `path`; a tensor whose GGUF name contains `quantized` becomes Q8_0."""
+def sentencepiece() -> dict[str, Any]:
+    """The keys of a vocabulary in SentencePiece's spelling, as long as the one above: merges by score."""
+    words = ["▁", *"helowrd", "he", "ll", "hell", "hello", "▁w", "or", "▁wor", "▁hello"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(128)), *words]
+    tokens = (tokens + [f"<filler{index}>" for index in range(len(vocabulary()))])[: len(vocabulary())]
+    types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    types += [gguf.TokenType.BYTE] * 128 + [gguf.TokenType.NORMAL] * (len(tokens) - 131)
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [float(-index) for index in range(len(tokens))],
+        "tokenizer.ggml.token_type": [int(kind) for kind in types],
+        "tokenizer.ggml.unknown_token_id": 0,
+    } | dict.fromkeys(
+        ("tokenizer.ggml.pre", "tokenizer.ggml.merges", "tokenizer.ggml.padding_token_id"), None
+    )
+
+
+def keys_of(model: PreTrainedModel) -> dict[str, Any]:
+    """What llama.cpp's converter writes of a llama, and a byte-level vocabulary."""
+    config = model.config
+    tokens = vocabulary()
+    control, normal = int(gguf.TokenType.CONTROL), int(gguf.TokenType.NORMAL)
+    return {
+        "general.name": "tiny",
+        "llama.context_length": config.max_position_embeddings,
+        "llama.embedding_length": config.hidden_size,
+        "llama.block_count": config.num_hidden_layers,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": config.num_attention_heads,
+        "llama.attention.head_count_kv": config.num_key_value_heads,
+        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "llama.rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "llama.rope.dimension_count": config.hidden_size // config.num_attention_heads,
+        "llama.vocab_size": config.vocab_size,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.token_type": [control] * 3 + [normal] * (len(tokens) - 3),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+
+
+def write_gguf(
+    path: Path,
+    model: PreTrainedModel,
+    *,
+    quantized: str = "",
+    keys: dict[str, Any] | None = None,
+    tensors: dict[str, np.ndarray | None] | None = None,
+) -> Path:
+    """Write `model` to `path`; a tensor whose GGUF name contains `quantized` becomes Q8_0.
+
+    `keys` and `tensors` replace or add what is written by default; None leaves out.
+    """
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("tiny")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
-    writer.add_vocab_size(config.vocab_size)
-    tokens = vocabulary()
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_merges(MERGES)
-    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(tokens) - 3))
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_pad_token_id(0)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(CHAT_TEMPLATE)
+    for key, value in {**keys_of(model), **(keys or {})}.items():
+        _add_key(writer, key, value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    written: dict[str, np.ndarray | None] = {}
     for name, weight in model.state_dict().items():
         values = weight.numpy()
         if "q_proj" in name:
             values = _interleave(values, config.num_attention_heads)
         if "k_proj" in name:
             values = _interleave(values, config.num_key_value_heads)
-        gguf_name = names.get_name(name, try_suffixes=(".weight",))
-        if quantized and quantized in gguf_name:
+        written[names.get_name(name, try_suffixes=(".weight", ".bias"))] = values
+    for name, values in {**written, **(tensors or {})}.items():
+        if values is None:
+            continue
+        if quantized and quantized in name:
             kind = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(gguf_name, quantize(values, kind), raw_dtype=kind)
+            writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
         else:
-            writer.add_tensor(gguf_name, np.ascontiguousarray(values))
+            writer.add_tensor(name, np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return path
+
+
+def _add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif value is not None:
+        writer.add_array(key, value)
 
 
 def _interleave(weight: np.ndarray, heads: int) -> np.ndarray:
     """The two halves of each head's rows, alternating: llama.cpp rotates neighbours, not halves."""
-    return weight.reshape(heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
+    return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)

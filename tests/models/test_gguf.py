@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -62,7 +63,7 @@ class Converter:
 def test_a_whole_file_is_summarised(tiny_file: Path) -> None:
     summary = inspect_gguf(tiny_file)
     assert summary.architecture == "llama"
-    assert summary.tensors == 2 * 9 + 3
+    assert len(summary.tensors) == 2 * 9 + 3
     assert summary.fields["llama.block_count"] == 2
     assert summary.data_end <= tiny_file.stat().st_size
 
@@ -206,6 +207,18 @@ def test_a_cut_copy_of_a_model_is_built_again(tiny_file: Path) -> None:
     lines: list[str] = []
     load_model(tiny_file, device="cpu", progress=lines.append)
     assert len(lines) == 1
+
+
+def test_a_copy_made_by_older_code_is_not_used_and_goes(tiny_file: Path, cache: Path) -> None:
+    converter = Converter()
+    copy = converter.copy(tiny_file)
+    digest = copy.name.split("-")[0]
+    for name in (digest, f"{digest}-1"):  # the first format had no number in its name
+        shutil.copytree(copy, cache / name)
+    shutil.rmtree(copy)
+    assert converter.copy(tiny_file) == copy
+    assert converter.calls == 2
+    assert {entry.name for entry in cache.iterdir() if entry.is_dir()} == {"seen", copy.name}
 
 
 def test_a_failed_conversion_leaves_nothing(tiny_file: Path, cache: Path) -> None:

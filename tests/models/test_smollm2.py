@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
+from typing import Any
 
 import gguf
 import pytest
 import torch
+from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
 from vattn.models.loader import LoadedModel, load_model
@@ -21,6 +24,8 @@ TEXTS = [
     " leading",
     "line\nbreaks\tand tabs",
     "1234 + 56.7",
+    "\n\n1. one\n\n2. two\n 3",
+    "x1y22 ²³ ٣٤",
     "naïve ☕ 東京",
     "a<|im_end|>b",
     "",
@@ -71,21 +76,40 @@ def test_weights_are_the_files() -> None:
         assert torch.equal(weights[name], decoded.reshape(weights[name].shape)), name
 
 
-def test_the_tokenizer_survives_conversion() -> None:
-    """The copy's tokenizer against the one made from the file, on text that tokenizers trip over."""
+def test_the_tokenizer_is_the_one_the_model_was_trained_with() -> None:
+    """SmolLM2 takes each digit alone, then cuts as GPT-2 does. transformers reads its vocabulary rightly."""
     path = demo_file().path
-    original = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    copy = demo().tokenizer
-    assert copy.get_vocab() == original.get_vocab()
+    published = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    published.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer = demo().tokenizer
+    assert tokenizer.get_vocab() == published.get_vocab()
     for text in TEXTS:
-        ids = original(text)["input_ids"]
-        assert copy(text)["input_ids"] == ids, text
-        assert copy.decode(ids) == text
-    assert copy.decode([2, *copy("hi")["input_ids"]], skip_special_tokens=True) == "hi"
-    assert copy.convert_ids_to_tokens([copy.bos_token_id, copy.eos_token_id]) == [
+        ids = published(text)["input_ids"]
+        assert tokenizer(text)["input_ids"] == ids, text
+        assert tokenizer.decode(ids) == text
+    assert tokenizer.convert_ids_to_tokens(tokenizer("\n\n1")["input_ids"]) == ["ĊĊ", "1"]
+    assert tokenizer.decode([2, *tokenizer("hi")["input_ids"]], skip_special_tokens=True) == "hi"
+    assert tokenizer.convert_ids_to_tokens([tokenizer.bos_token_id, tokenizer.eos_token_id]) == [
         "<|im_start|>",
         "<|im_end|>",
     ]
+
+
+@torch.inference_mode()
+def test_a_numbered_list_is_likelier_than_with_gpt_2s_pieces() -> None:
+    text = "\n\n1. Apples\n\n2. Pears\n\n3. Plums\n\n4. Cherries\n\n5. Quinces"
+    loaded = demo()
+    by_gpt2 = copy.deepcopy(loaded.tokenizer)
+    by_gpt2.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+    def nats(tokenizer: Any) -> float:
+        ids = torch.tensor([[0, *tokenizer(text)["input_ids"]]])
+        scores = loaded.model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        return float(scores.gather(1, ids[0, 1:, None]).sum())
+
+    assert nats(loaded.tokenizer) > nats(by_gpt2) + 10
 
 
 def test_the_chat_template_survives_conversion() -> None:

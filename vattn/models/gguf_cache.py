@@ -1,10 +1,10 @@
 """Converted copies of GGUF files, so that only the first start pays for decoding.
 
     $XDG_CACHE_HOME/vattn/gguf/           ~/.cache/vattn/gguf without XDG_CACHE_HOME
-    ├ <sha256 of the GGUF>/               config, tokenizer, float32 safetensors, as transformers reads them
+    ├ <sha256 of the GGUF>-<FORMAT>/      config, tokenizer, float32 safetensors, as transformers reads them
     │   └ complete.json                   written last: names and sizes of all other files
-    ├ <sha256>.lock                       held while converting; the system drops it with its process
-    ├ <sha256>.<random>.tmp/              a copy being written, or left by a process that was killed
+    ├ <sha256>-<FORMAT>.lock              held while converting; the system drops it with its process
+    ├ <sha256>-<FORMAT>.<random>.tmp/     a copy being written, or left by a process that was killed
     └ seen/<sha256 of the path>.json      size, mtime and hash of a file, so that it's hashed once
 
 A copy appears by one rename of a directory whose files are on disk: it is whole or absent. A copy
@@ -26,7 +26,9 @@ from typing import Any
 
 from vattn.errors import ConfigError, ModelNotFound, VattnError
 
-FORMAT = 1  # of what a copy holds; a change makes old copies unknown, and they are rebuilt
+# Of what a copy holds. Any change of how files are read raises it: copies of other formats are never used,
+# and those of older ones are removed when a new one is built.
+FORMAT = 2
 MARKER = "complete.json"
 CHECKSUM_LIMIT = 16 << 20  # files up to this many bytes are compared by hash too, not by size alone
 
@@ -59,13 +61,15 @@ def converted_copy(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         digest = _digest(gguf, folder / "seen")
-        copy = folder / digest
+        copy = folder / f"{digest}-{FORMAT}"
         if not is_complete(copy):
             check(gguf)
-            with _lock(folder / f"{digest}.lock", announce):
+            with _lock(copy.with_suffix(".lock"), announce):
                 if not is_complete(copy):
                     announce(f"Converting {gguf.name} (first time, about 30 s)…")
                     _build(gguf, copy, convert)
+                    for old in (folder / digest, *(folder / f"{digest}-{n}" for n in range(FORMAT))):
+                        shutil.rmtree(old, ignore_errors=True)
     except VattnError:
         raise
     except OSError as why:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -9,20 +10,25 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from vattn.errors import ConfigError, UnsupportedModel, VattnError
 from vattn.models.gguf_file import inspect_gguf
+from vattn.models.gguf_tokenizer import build_tokenizer, unused_keys
 from vattn.models.support import check_supported
+
+NOTES = "notes.json"  # in a copy: what its user should hear each time, as a list of sentences
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
     """Write config, tokenizer, generation config and float32 weights of `gguf` into the empty `folder`.
 
-    Values are those that transformers decodes, bit for bit. Raises UnsupportedModel before any weight is
-    decoded, ConfigError if transformers cannot read the file, OSError if the folder cannot be written.
+    Values are those that transformers decodes, bit for bit. A file whose vocabulary is of a kind we don't
+    know is converted without a tokenizer, and `NOTES` says why. Raises UnsupportedModel before any weight
+    is decoded, ConfigError if transformers cannot read the file, OSError if the folder cannot be written.
     """
-    model, tokenizer = _decode(gguf)
+    fields = inspect_gguf(gguf).fields
+    model = _decode(gguf)
     # A model that came from GGUF counts as quantised, and transformers refuses to save it. The same
     # weights under the plain config are just weights.
     config = model.config
@@ -37,21 +43,18 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         plain.save_pretrained(folder)
     except SafetensorError as why:  # its own type for what the file system said
         raise OSError(str(why)) from why
-    _name_special_tokens(tokenizer, inspect_gguf(gguf).fields)
-    tokenizer.clean_up_tokenization_spaces = False  # meant for WordPiece; 5.17 warns at each load
-    tokenizer.save_pretrained(folder)
+    notes = [f"it does not use {key}={value!r}" for key, value in unused_keys(fields)]
+    try:
+        build_tokenizer(fields).save_pretrained(folder)
+    except (UnsupportedModel, ConfigError) as why:
+        notes.append(
+            f"it has no usable tokenizer, so prompts must be token ids or tokenizer= be given: {why}"
+        )
+    (folder / NOTES).write_text(json.dumps(notes, indent=1))
 
 
-def _name_special_tokens(tokenizer: Any, fields: dict[str, Any]) -> None:
-    """Take special tokens from the file: transformers 5.17 takes the first token for the last."""
-    for role, field in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
-        token_id = fields.get(f"tokenizer.ggml.{field}_token_id")
-        if token_id is not None and token_id < len(tokenizer):
-            setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(token_id))
-
-
-def _decode(gguf: Path) -> tuple[Any, Any]:
-    """The float32 model and the tokenizer in a file."""
+def _decode(gguf: Path) -> Any:
+    """The float32 model in a file."""
     source: dict[str, Any] = {
         "pretrained_model_name_or_path": str(gguf.parent),
         "gguf_file": gguf.name,
@@ -61,8 +64,7 @@ def _decode(gguf: Path) -> tuple[Any, Any]:
         # The decoder draws a progress bar whatever transformers' settings say.
         with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
             check_supported(AutoConfig.from_pretrained(**source))
-            tokenizer = AutoTokenizer.from_pretrained(**source)
-            return AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32), tokenizer
+            return AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     except VattnError:
         raise
     except Exception as why:  # transformers lets through whatever its parsing ran into

@@ -18,27 +18,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vattn.errors import ConfigError, ModelNotFound, UnsupportedModel
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_DIMS = 4
 _STRING, _ARRAY = 8, 9
+_FLOAT32 = 0  # of ggml's tensor types
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """One tensor: its shape as numpy has it (slowest dimension first), ggml's type number, and its place.
+
+    `offset` counts bytes from the start of all tensor data, `size` is its length in bytes.
+    """
+
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+    size: int
 
 
 @dataclass(frozen=True)
 class GgufSummary:
     """What a whole file says of itself.
 
-    `fields` holds scalars and strings; arrays (vocabularies) are skipped. Sizes in bytes.
+    - `fields`: every key and its value; arrays are lists.
+    - `tensors`: by name. Their data lie at `data_start + tensor.offset`, and end at byte `data_end`.
     """
 
+    path: Path
     version: int
     architecture: str
-    tensors: int
-    data_end: int
     fields: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+    data_start: int
+    data_end: int
+
+    def read_vector(self, name: str) -> list[float]:
+        """The values of a small float32 tensor. Raises ConfigError if it has another type."""
+        tensor = self.tensors[name]
+        if tensor.kind != _FLOAT32:
+            raise ConfigError(f"{self.path}: tensor {name!r} has ggml type {tensor.kind}, not float32")
+        with self.path.open("rb") as file:
+            file.seek(self.data_start + tensor.offset)
+            return np.frombuffer(file.read(tensor.size), "<f4").tolist()
 
 
 class _Malformed(Exception):
@@ -68,7 +96,7 @@ class _Reader:
         return self._data[start : start + size].decode("utf-8", "replace")
 
     def value(self, kind: int) -> Any:
-        """A scalar or a string; None for an array, which is skipped."""
+        """A scalar, a string, or a list of either."""
         if kind in _SCALARS:
             return self.unpack(_SCALARS[kind])
         if kind == _STRING:
@@ -77,13 +105,11 @@ class _Reader:
             raise _Malformed(f"byte {self.at:,} names the unknown value type {kind}")
         item, count = self.unpack("I"), self.unpack("Q")
         if item in _SCALARS:
-            self.skip(count * struct.calcsize(_SCALARS[item]))
-        elif item == _STRING:
-            for _ in range(count):
-                self.skip(self.unpack("Q"))
-        else:
-            raise _Malformed(f"byte {self.at:,} names the unknown array type {item}")
-        return None
+            start = self.skip(count * struct.calcsize(_SCALARS[item]))
+            return list(struct.unpack_from(f"<{count}{_SCALARS[item]}", self._data, start))
+        if item == _STRING:
+            return [self.text() for _ in range(count)]
+        raise _Malformed(f"byte {self.at:,} names the unknown array type {item}")
 
 
 def inspect_gguf(path: Path) -> GgufSummary:
@@ -98,7 +124,7 @@ def inspect_gguf(path: Path) -> GgufSummary:
             if magic != MAGIC:
                 raise ConfigError(f"{path} is not a GGUF file: it starts with {magic!r}, not {MAGIC!r}")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _summarise(data)
+                return _summarise(path, data)
     except _Malformed as why:
         raise ConfigError(f"{path} is damaged: {why}. Download or copy it again.") from None
     except UnsupportedModel as why:
@@ -107,46 +133,46 @@ def inspect_gguf(path: Path) -> GgufSummary:
         raise ModelNotFound(f"cannot read {path}: {why.strerror or why}") from None
 
 
-def _summarise(data: mmap.mmap) -> GgufSummary:
+def _summarise(path: Path, data: mmap.mmap) -> GgufSummary:
     reader = _Reader(data)
     reader.skip(len(MAGIC))
     version = reader.unpack("I")
     if version not in VERSIONS:
         raise _Malformed(f"it claims GGUF version {version}; versions {VERSIONS} are known")
-    tensors, keys = reader.unpack("Q"), reader.unpack("Q")
-    fields = {}
+    tensor_count, keys = reader.unpack("Q"), reader.unpack("Q")
+    fields: dict[str, Any] = {}
     for _ in range(keys):
         key = reader.text()
-        value = reader.value(reader.unpack("I"))
-        if value is not None:
-            fields[key] = value
+        fields[key] = reader.value(reader.unpack("I"))
     parts = fields.get("split.count", 1)
     if isinstance(parts, int) and parts > 1:
         raise UnsupportedModel(f"one of {parts} parts of a model; join them with `llama-gguf-split --merge`")
-    ends = [0] + [_tensor_end(reader) for _ in range(tensors)]
+    tensors = dict(_tensor(reader) for _ in range(tensor_count))
     alignment = fields.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise _Malformed(f"general.alignment is {alignment!r}")
-    data_end = -(-reader.at // alignment) * alignment + max(ends)
+    data_start = -(-reader.at // alignment) * alignment
+    data_end = data_start + max((tensor.offset + tensor.size for tensor in tensors.values()), default=0)
     if data_end > len(data):
         raise _Malformed(f"its tensors end at byte {data_end:,} but the file ends at byte {len(data):,}")
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str):
         raise _Malformed("general.architecture is missing")
-    return GgufSummary(version, architecture, tensors, data_end, fields)
+    return GgufSummary(path, version, architecture, fields, tensors, data_start, data_end)
 
 
-def _tensor_end(reader: _Reader) -> int:
-    """Read one tensor's description; returns where its data ends, counted from the start of all data."""
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # numpy behind it: import when needed
+def _tensor(reader: _Reader) -> tuple[str, GgufTensor]:
+    """Read one tensor's description."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # takes a moment: imported when needed
 
     name, dims = reader.text(), reader.unpack("I")
     if dims > MAX_DIMS:
         raise _Malformed(f"tensor {name!r} claims {dims:,} dimensions")
-    elements = math.prod(reader.unpack("Q") for _ in range(dims))
+    shape = tuple(reader.unpack("Q") for _ in range(dims))[::-1]
     kind, offset = reader.unpack("I"), reader.unpack("Q")
     try:
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
     except (KeyError, ValueError):
         raise _Malformed(f"tensor {name!r} has the unknown type {kind}") from None
-    return int(offset + -(-elements // block) * block_bytes)
+    size = -(-math.prod(shape) // block) * int(block_bytes)
+    return name, GgufTensor(shape, int(kind), int(offset), size)

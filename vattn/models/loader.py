@@ -9,6 +9,7 @@ a transformers model ─ check_supported ─────────────
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,7 +19,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging as hf_logging
 
 from vattn.errors import ConfigError, ModelNotFound, UnsupportedModel, VattnError
@@ -26,7 +33,7 @@ from vattn.models.attention import ATTENTION_NAME, register_attention
 from vattn.models.collector import collector_paused
 from vattn.models.cpu_linear import prepare_for_cpu
 from vattn.models.gguf_cache import converted_copy
-from vattn.models.gguf_convert import convert_gguf
+from vattn.models.gguf_convert import NOTES, convert_gguf
 from vattn.models.gguf_file import inspect_gguf
 from vattn.models.placement import choose_device, choose_dtype
 from vattn.models.proof import prove_packed
@@ -237,6 +244,8 @@ def _describe(
 
 def _own_tokenizer(files: _Files) -> Any | None:
     """The tokenizer beside the weights; None if there is none that works."""
+    if files.decoded:
+        return _converted_tokenizer(Path(files.location), files.name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(files.location, **files.options)
         if len(tokenizer) > len(tokenizer.all_special_ids):
@@ -246,6 +255,18 @@ def _own_tokenizer(files: _Files) -> Any | None:
         why = error
     logger.warning("%s has no usable tokenizer, so prompts must be token ids: %s", files.location, why)
     return None
+
+
+def _converted_tokenizer(copy: Path, name: str) -> Any | None:
+    """The tokenizer in the copy of a GGUF file, exactly as stored, and what there is to say of it.
+
+    AutoTokenizer would choose a class by the model's type, and some of those cut text their own way.
+    """
+    for note in json.loads((copy / NOTES).read_text()):
+        logger.warning("%s: %s", name, note)
+    if not (copy / "tokenizer.json").is_file():
+        return None
+    return PreTrainedTokenizerFast.from_pretrained(copy, local_files_only=True)
 
 
 def _tokenizer(tokenizer: Any) -> Any:
