@@ -66,7 +66,8 @@ class GgufSummary:
             raise ConfigError(f"{self.path}: tensor {name!r} has ggml type {tensor.kind}, not float32")
         with self.path.open("rb") as file:
             file.seek(self.data_start + tensor.offset)
-            return np.frombuffer(file.read(tensor.size), "<f4").tolist()
+            values: list[float] = np.frombuffer(file.read(tensor.size), "<f4").tolist()
+        return values
 
 
 class _Malformed(Exception):
