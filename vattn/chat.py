@@ -84,8 +84,8 @@ class ChatReader:
 
     def _template(self, chat_template: Any, tools: Any) -> str:
         """The template to use: the one given, or that of the tokenizer (some have another one for tools)."""
-        if chat_template is not None and not isinstance(chat_template, str):
-            raise RequestError(f"chat_template must be text, got {shown(chat_template)}")
+        if chat_template is not None:
+            text("chat_template", chat_template)
         tokenizer = self._prompts.tokenizer
         if not chat_template and not getattr(tokenizer, "chat_template", None):
             raise RequestError("the model has no chat template: pass chat_template=, or use generate")
