@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -42,18 +44,59 @@ app.command()(top)
 app.command()(limit)
 
 
-def main() -> None:
-    """Run a command. Errors of ours end with one line on stderr and status 1; Ctrl-C with 130."""
+def run(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit status. What went wrong is one line on stderr.
+
+    0: done. 1: done, and the result is bad (tokens differ, a rule fails), or a driver failed.
+    2: what was asked for can't be done. 130: Ctrl-C.
+    """
     from vattn.errors import DriverError, DriverUnavailable, VattnError
 
     try:
-        app()
+        for position, argument in enumerate(arguments, 1):
+            if not argument.isascii():
+                _require_text(position, argument)
+        return int(app(list(arguments), prog_name="vattn", standalone_mode=False) or 0)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except (VattnError, DriverError, DriverUnavailable) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        _complain("interrupted")
+        return 130
+    except typer.Abort:
+        _complain("aborted")
+        return 1
+    except (DriverError, DriverUnavailable) as error:
+        _complain(f"error: {error}")
+        return 1
+    except (VattnError, OSError) as error:
+        _complain(f"error: {error}")
+        return 2
+    except _UsageError as error:
+        help_of = f"; see {error.ctx.command_path} --help" if error.ctx else ""
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help text
+            typer.echo(error.format_message(), err=True)
+        else:
+            _complain(f"error: {error.format_message().rstrip('. ')}{help_of}")
+        return 2
+
+
+_UsageError: Any = typer.BadParameter.__base__
+"""typer has a copy of its own of click's errors, which has no public name for this one."""
+
+
+def _require_text(position: int, argument: str) -> None:
+    """Refuse an argument that is not UTF-8: it could be neither tokenised nor printed."""
+    from vattn.checks import text
+    from vattn.errors import ConfigError
+
+    text(f"argument {position}", argument, error=ConfigError)
+
+
+def _complain(message: str) -> None:
+    print(" ".join(message.split()), file=sys.stderr)
+
+
+def main() -> None:
+    """Run the command of `sys.argv` and exit with its status."""
+    sys.exit(run(sys.argv[1:]))
 
 
 if __name__ == "__main__":
