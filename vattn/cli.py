@@ -69,6 +69,9 @@ def run(arguments: Sequence[str]) -> int:
     except (VattnError, OSError) as error:
         _complain(f"error: {error}")
         return 2
+    except RecursionError:
+        _complain("error: a file given is nested too deeply to be read")
+        return 2
     except _UsageError as error:
         help_of = f"; see {error.ctx.command_path} --help" if error.ctx else ""
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help text

@@ -218,6 +218,6 @@ def _parts(text: str) -> list[str]:
 
 def numbers(text: str, option: str) -> list[int]:
     parts = _parts(text)
-    if not parts or not all(part.isdecimal() and int(part) for part in parts):
+    if not parts or not all(part.isdecimal() and len(part) <= 18 and int(part) for part in parts):
         raise typer.BadParameter(f"{text!r} is not a list like 8,16,32", param_hint=option)
     return [int(part) for part in parts]

@@ -62,7 +62,7 @@ def parse_bytes(text: str | None, option: str) -> int | None:
 
 def parse_range(text: str, option: str) -> tuple[int, int]:
     """'16:512' -> (16, 512); '64' -> (64, 64). Raises typer.BadParameter."""
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    match = re.fullmatch(r"(\d{1,18})(?::(\d{1,18}))?", text)
     if not match:
         raise typer.BadParameter(
             f"{text!r} is not a length or a range; write e.g. 64 or 16:512", param_hint=option

@@ -105,6 +105,8 @@ def simulate(
     reports.check_writable(json_file)
     base = {f.name: getattr(simulated, f.name) for f in fields(simulated)}
     swept = {"backend": [b.strip() for b in simulated.backend.split(",") if b.strip()]}
+    if not swept["backend"]:
+        raise ConfigError(f"--backend {simulated.backend!r} names no backend: write e.g. virtual,paged")
     swept |= parse_sweeps(sweep or ())
     chosen = combinations(base | parse_assumptions(assume or ()), swept)
     fit = None if calibrate is None else fit_to(calibrate, next(iter(chosen.values()))["backend"])
