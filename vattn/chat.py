@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vattn.checks import each, flag, shown, text
+from vattn.checks import each, flag, length, shown, text
 from vattn.errors import RequestError
 from vattn.prompts import PromptReader, TokenizedPrompt, checked_salt, read_each
 
@@ -73,7 +73,8 @@ class ChatReader:
             # The template writes its own special tokens: the tokenizer must not add them again.
             return self._prompts.read_text(written, add_special_tokens=False)
 
-        several = bool(messages) and not isinstance(messages[0], Mapping)
+        first = messages[0] if length(messages) else None
+        several = isinstance(first, Sequence) and not isinstance(first, (str, bytes))
         conversations = list(messages) if several else [messages]
         salts = each("cache_salt", cache_salt, len(conversations))
         read_prompts = read_each("messages", conversations, read)
@@ -130,7 +131,7 @@ def _checked(messages: Any, as_parts: bool) -> list[dict[str, Any]]:
     """Messages as plain dicts with their content in the form that the template wants."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise RequestError(f"a conversation is a list of messages, not {shown(messages)}")
-    if not messages:
+    if not length(messages):
         raise RequestError("the conversation is empty")
     found = []
     for index, message in enumerate(messages):
@@ -139,7 +140,7 @@ def _checked(messages: Any, as_parts: bool) -> list[dict[str, Any]]:
             raise RequestError(f"{name} must be a dict with 'role' and 'content', got {shown(message)}")
         if not all(isinstance(key, str) for key in message):
             raise RequestError(f"{name} has a key that is no text: {shown(list(message))}")
-        if not message.get("role"):
+        if "role" not in message:
             raise RequestError(f"{name} has no 'role': write e.g. 'user', 'assistant' or 'system'")
         text(f"'role' of {name}", message["role"])
         plain = dict(message)

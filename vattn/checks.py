@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -128,12 +129,20 @@ def token_ids(name: str, values: Any) -> tuple[int, ...]:
 def each(name: str, value: Any, count: int) -> list[Any]:
     """One value for each of `count` prompts: `value` for all, or a sequence with one for each."""
     if is_array(value):
-        value = value.tolist()
+        value = _items(name, value)
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         return [value] * count
-    if len(value) != count:
-        raise RequestError(f"{count} prompts came with {len(value)} values of {name}")
+    if length(value) != count:
+        raise RequestError(f"{count} prompts came with {length(value)} values of {name}")
     return list(value)
+
+
+def length(values: Sequence[Any]) -> int:
+    """How many there are; of a range that is longer than `len` can say, the most it can."""
+    try:
+        return len(values)
+    except OverflowError:
+        return sys.maxsize
 
 
 def is_array(value: Any) -> bool:

@@ -177,6 +177,7 @@ def check_options(
     seed: Any,
     trace: Any,
     coordinator: Any,
+    driver: Any,
     engine_name: Any,
     attention: Any,
     device: Any,
@@ -201,6 +202,8 @@ def check_options(
     for name, path in (("trace", trace), ("coordinator", coordinator)):
         if path is not None and (not isinstance(path, (str, Path)) or "\0" in str(path)):
             refuse(name, "be the name of a file", path)
+        if path is not None:
+            text(name, str(path), error=ConfigError)
     if trace is not None and not Path(trace).absolute().parent.is_dir():
         raise ConfigError(f"trace={str(trace)!r}: there is no folder {Path(trace).absolute().parent}")
     for name, value in (("engine_name", engine_name), ("revision", revision), ("attention", attention)):
@@ -209,6 +212,8 @@ def check_options(
     for name, value, kind in (("device", device, torch.device), ("dtype", dtype, torch.dtype)):
         if not isinstance(value, (str, kind)):
             refuse(name, f"be a name or a torch.{name}", value)
+    if driver is not None and not callable(getattr(driver, "memory_info", None)):
+        refuse("driver", "be a virtual memory driver of vattn.vmm", driver)
     flag("overlap", overlap, optional=True, error=ConfigError)
     flag("enforce_eager", enforce_eager, optional=True, error=ConfigError)
     flag("trust_remote_code", trust_remote_code, error=ConfigError)

@@ -141,6 +141,7 @@ class LLM:
             seed=seed,
             trace=trace,
             coordinator=coordinator,
+            driver=driver,
             engine_name=engine_name,
             attention=attention,
             device=device,
@@ -150,6 +151,7 @@ class LLM:
             enforce_eager=enforce_eager,
             trust_remote_code=trust_remote_code,
         )
+        seed, max_model_len = int(seed), None if max_model_len is None else int(max_model_len)
         if swap_space_bytes is None:
             recomputed = isinstance(preemption, str) and preemption == "recompute"
             swap_space_bytes = 0 if recomputed else DEFAULT_SWAP_BYTES

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NotRequired, SupportsIndex, TypedDict
 
 import numpy as np
 
-from vattn.checks import is_array, nearest, shown, text
+from vattn.checks import is_array, length, nearest, shown, text
 from vattn.errors import CapacityError, RequestError
 from vattn.token_bound import TokenBound, token_bound
 
@@ -144,10 +144,7 @@ class PromptReader:
             ids = array.tolist()
         if isinstance(ids, (str, *_BYTES)) or not isinstance(ids, Sequence):
             raise RequestError(f"a prompt is text, token ids or a dict of either, not {type(ids).__name__}")
-        try:
-            self._refuse_length(len(ids))
-        except OverflowError:
-            raise CapacityError("the prompt is longer than any model can read") from None
+        self._refuse_length(length(ids))
         items = list(ids)
         kinds = set(map(type, items))
         if kinds != {int}:

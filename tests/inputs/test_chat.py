@@ -94,8 +94,9 @@ def test_a_message_that_calls_tools_needs_no_content(llm: LLM) -> None:
         (None, "chat takes a list of messages"),
         (5, "chat takes a list of messages"),
         ((m for m in HELLO), "chat takes a list of messages"),
-        (["hello"], "a conversation is a list of messages, not 'hello'"),
-        ([5], "a conversation is a list of messages, not 5"),
+        (["hello"], "message 0 must be a dict with 'role' and 'content', got 'hello'"),
+        ([5], "message 0 must be a dict with 'role' and 'content', got 5"),
+        ([HELLO, "hello"], "a conversation is a list of messages, not 'hello'"),
     ],
     ids=repr,
 )

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vattn.checks import shown
 from vattn.errors import ConfigError
 from vattn.kernels.quantise import LARGEST
 
@@ -38,8 +39,8 @@ class KVRanges:
     def __post_init__(self) -> None:
         for name, x in (("k", self.k), ("v", self.v)):
             if not isinstance(x, Tensor) or x.ndim != 2 or not x.is_floating_point():
-                shown = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else repr(x)
-                raise ConfigError(f"kv_scales: {name!r} must be floats [layers, kv_heads], not {shown}")
+                found = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else shown(x)
+                raise ConfigError(f"kv_scales: {name!r} must be floats [layers, kv_heads], not {found}")
             if not bool((x.isfinite() & (x >= 0)).all()):
                 raise ConfigError(f"kv_scales: {name!r} has ranges that are negative or not finite")
         if self.k.shape != self.v.shape:
@@ -60,11 +61,11 @@ class KVRanges:
         if isinstance(source, Mapping) and source.keys() == {"k", "v"}:
             try:
                 k, v = (torch.as_tensor(source[name], dtype=torch.float32) for name in "kv")
-            except (TypeError, ValueError, RuntimeError) as error:
+            except (TypeError, ValueError, OverflowError, RuntimeError) as error:
                 raise ConfigError(f"kv_scales: 'k' and 'v' must be [layers, kv_heads]: {error}") from error
             return KVRanges(k, v)
         raise ConfigError(
-            f"kv_scales={source!r} is unknown: use 'token', the file of a calibration, KVRanges, or a "
+            f"kv_scales={shown(source)} is unknown: use 'token', the file of a calibration, KVRanges, or a "
             "mapping with 'k' and 'v'"
         )
 
