@@ -1,4 +1,4 @@
-"""A tiny llama as a GGUF file, written the way llama.cpp's converter does."""
+"""Tiny models as GGUF files, written the way llama.cpp's converter does."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ def vocabulary() -> list[str]:
     return SPECIAL + letters + [merge.replace(" ", "") for merge in MERGES]
 
 
-def tiny_llama() -> PreTrainedModel:
-    """Two layers with grouped KV heads, as long as the vocabulary above."""
-    config = LlamaConfig(
-        vocab_size=len(vocabulary()),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        rms_norm_eps=1e-5,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
+def tiny_llama(**fields: Any) -> PreTrainedModel:
+    """Two layers with grouped KV heads, with a token for each of the vocabulary above."""
+    defaults = {
+        "vocab_size": len(vocabulary()),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    config = LlamaConfig(**{**defaults, **fields})
     return randomize(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
 
 
@@ -62,23 +63,30 @@ def sentencepiece() -> dict[str, Any]:
     )
 
 
-def keys_of(model: PreTrainedModel) -> dict[str, Any]:
-    """What llama.cpp's converter writes of a llama, and a byte-level vocabulary."""
+def keys_of(model: PreTrainedModel, arch: str = "llama") -> dict[str, Any]:
+    """What llama.cpp's converter writes of a model, and a byte-level vocabulary if there is room for one."""
     config = model.config
+    rms = getattr(config, "rms_norm_eps", None)
+    sizes = {
+        "general.name": "tiny",
+        f"{arch}.context_length": config.max_position_embeddings,
+        f"{arch}.embedding_length": config.hidden_size,
+        f"{arch}.block_count": config.num_hidden_layers,
+        f"{arch}.feed_forward_length": config.intermediate_size,
+        f"{arch}.attention.head_count": config.num_attention_heads,
+        f"{arch}.attention.head_count_kv": config.num_key_value_heads,
+        f"{arch}.attention.layer_norm_rms_epsilon": rms,
+        f"{arch}.attention.layer_norm_epsilon": None if rms else config.norm_epsilon,
+        f"{arch}.rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        f"{arch}.rope.dimension_count": head_dim(model),
+        f"{arch}.vocab_size": config.vocab_size,
+    }
+    if config.vocab_size != len(vocabulary()):
+        return {**sizes, "tokenizer.ggml.model": "none"}
     tokens = vocabulary()
     control, normal = int(gguf.TokenType.CONTROL), int(gguf.TokenType.NORMAL)
     return {
-        "general.name": "tiny",
-        "llama.context_length": config.max_position_embeddings,
-        "llama.embedding_length": config.hidden_size,
-        "llama.block_count": config.num_hidden_layers,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.attention.head_count": config.num_attention_heads,
-        "llama.attention.head_count_kv": config.num_key_value_heads,
-        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "llama.rope.freq_base": float(config.rope_parameters["rope_theta"]),
-        "llama.rope.dimension_count": config.hidden_size // config.num_attention_heads,
-        "llama.vocab_size": config.vocab_size,
+        **sizes,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
@@ -92,10 +100,16 @@ def keys_of(model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
+def head_dim(model: PreTrainedModel) -> int:
+    config = model.config
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
 def write_gguf(
     path: Path,
     model: PreTrainedModel,
     *,
+    arch: str = "llama",
     quantized: str = "",
     keys: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray | None] | None = None,
@@ -105,16 +119,18 @@ def write_gguf(
     `keys` and `tensors` replace or add what is written by default; None leaves out.
     """
     config = model.config
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in {**keys_of(model), **(keys or {})}.items():
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in {**keys_of(model, arch), **(keys or {})}.items():
         _add_key(writer, key, value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(known[arch], config.num_hidden_layers)
+    permuted = arch == "llama"
     written: dict[str, np.ndarray | None] = {}
     for name, weight in model.state_dict().items():
         values = weight.numpy()
-        if "q_proj" in name:
+        if permuted and "q_proj" in name:
             values = _interleave(values, config.num_attention_heads)
-        if "k_proj" in name:
+        if permuted and "k_proj" in name:
             values = _interleave(values, config.num_key_value_heads)
         written[names.get_name(name, try_suffixes=(".weight", ".bias"))] = values
     for name, values in {**written, **(tensors or {})}.items():
