@@ -1,6 +1,7 @@
 # make demo   environment, demo model, then the same requests on all three KV backends
-# make test   environment, then the whole test suite
-# Both may be repeated: what is there is kept. PYTHON=... picks the interpreter (3.11 or newer).
+# make test   environment, then the tests of what the code does
+# make lint   style, types, and that documents, records and the wheel agree with the code
+# All may be repeated: what is there is kept. PYTHON=... picks the interpreter (3.11 or newer).
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,11 +16,12 @@ demo: model
 
 # Two processes with one thread each: the tests' models are too small for more.
 test: model
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/lint $(TEST_ARGS)
 
 lint: env
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/lint
 
 env: $(VENV)/.ready
 
