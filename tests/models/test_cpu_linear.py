@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from tests.models.tiny import MORE, TINY, VOCAB, build
-from vattn.models import cpu_linear
 from vattn.models.cpu_linear import MIN_PACKED_ROWS, PackedLinear, SliceLinear, prepare_for_cpu
 from vattn.models.cpu_norm import FusedRMSNorm, fuse_norms
 
@@ -39,7 +38,12 @@ class Projections(nn.Module):
 
 
 def plain(module: nn.Module) -> list[tuple[Tensor, Tensor | None]]:
-    return [(layer.weight.detach().clone(), layer.bias) for layer in module.children()]
+    """Copies of the weights and biases: what is rebuilt may write over its own."""
+    return [(layer.weight.detach().clone(), copied(layer.bias)) for layer in module.children()]
+
+
+def copied(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
 
 
 # ------------------------------------------------------------------ whole models
@@ -74,8 +78,9 @@ def test_preparing_twice_changes_nothing() -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
 def test_weights_can_still_be_read(name: str) -> None:
     model = build(name)
-    before = {n: (m.weight.clone(), m.bias) for n, m in model.named_modules() if cpu_linear._can_replace(m)}
-    prepare_for_cpu(model)
+    linear = {n: m for n, m in model.named_modules() if type(m).__name__ in ("Linear", "Conv1D")}
+    before = {n: (m.weight.clone(), copied(m.bias)) for n, m in linear.items()}
+    assert prepare_for_cpu(model) == len(before) > 0
     for path, (weight, bias) in before.items():
         layer = model.get_submodule(path)
         assert torch.equal(layer.weight, weight.t() if name == "gpt2" and path != "lm_head" else weight)
@@ -89,10 +94,12 @@ NORMS = [("llama", 7), ("qwen3", 9), ("olmo2", 9), ("gemma", 5), ("gpt_neox", 0)
 def test_norms_are_fused_where_that_gives_the_same(name: str, norms: int) -> None:
     """Qwen3 and OLMo2 normalise q and k too, Gemma stores weights less one, GPT-NeoX has LayerNorm."""
     model = build(name)
-    before = model.state_dict()
+    before = {key: weight.clone() for key, weight in model.state_dict().items()}
     prepare_for_cpu(model)
     assert sum(isinstance(module, FusedRMSNorm) for module in model.modules()) == norms
-    assert all(torch.equal(weight, before[key]) for key, weight in model.state_dict().items())
+    after = model.state_dict()
+    assert all(torch.equal(weight, before[key]) for key, weight in after.items())
+    assert not [key for key in before.keys() - after.keys() if "norm" in key]
 
 
 def test_a_norm_that_computes_otherwise_stays() -> None:

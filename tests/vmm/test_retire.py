@@ -97,6 +97,37 @@ def test_clean_up_may_retire_more() -> None:
     assert ran == [1]
 
 
+def test_what_clean_up_retires_comes_after_what_waited_before() -> None:
+    retirement, ran = Retirement(), []
+    event = FakeEvent()
+    retirement.submit(event)
+
+    def first() -> None:
+        ran.append("first")
+        retirement.retire(lambda: ran.append("of the first"))
+
+    retirement.retire(first)
+    retirement.retire(lambda: ran.append("second"))
+    event.finish()
+    retirement.poll()
+    assert ran == ["first", "second", "of the first"]
+
+
+def test_drain_waits_for_every_step_though_another_thread_polls_meanwhile() -> None:
+    retirement = Retirement()
+
+    class Polled(FakeEvent):
+        def synchronize(self) -> None:
+            super().synchronize()
+            retirement.poll()  # as another thread may: the step is taken off the list behind drain's back
+
+    last = FakeEvent()
+    retirement.submit(Polled())
+    retirement.submit(last)
+    retirement.drain()
+    assert last.waited == 1 and retirement.in_flight == 0
+
+
 def test_a_lock_held_by_the_caller_and_wanted_by_clean_up_does_not_deadlock() -> None:
     retirement, lock = Retirement(), threading.Lock()
     event = FakeEvent()
