@@ -1,6 +1,7 @@
 """Driver calls that fail, all over an engine's life: growth, hits, forks, reclaim, resize, sleep, close.
 
-Every k-th call fails, from each of the first k on, so that each call of the life is one that fails.
+Every k-th call fails, from each of the first k on, so that each call of the life is one that fails, on every
+backend. Rarer failures, which let a life get further between them, begin at some of the calls only.
 """
 
 from __future__ import annotations
@@ -64,17 +65,17 @@ def live(driver: Unreliable, backend: str) -> Lived | None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "every"),
+    ("backend", "every", "stride"),
     [
-        ("virtual-interleaved", 13),
-        ("virtual-interleaved", 41),
-        ("virtual-per_layer", 31),
-        ("virtual-overlap", 19),
+        ("virtual-interleaved", 13, 1),
+        ("virtual-interleaved", 41, 4),
+        ("virtual-per_layer", 31, 1),
+        ("virtual-overlap", 19, 1),
     ],
 )
-def test_any_driver_call_may_fail(backend: str, every: int) -> None:
+def test_any_driver_call_may_fail(backend: str, every: int, stride: int) -> None:
     met: Counter[str] = Counter()
-    for first in range(1, every + 1):
+    for first in range(1, every + 1, stride):
         driver = Unreliable(first, every)
         lived = live(driver, backend)
         if lived is not None:

@@ -48,11 +48,6 @@ def test_a_cache_for_the_demo_model() -> None:
     assert "Jupiter" in out and "Mercury" in out
 
 
-@pytest.mark.smollm2
-def test_every_backend_with_the_demo_model() -> None:
-    assert "Paris" in run("examples/kv_backends.py")
-
-
 def test_the_benchmark(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     printed = run("benchmarks/hf_cache/run.py", "--smoke", "--out", str(out))

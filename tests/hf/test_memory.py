@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.hf.models import generate, prompts
 from tests.vmm.faulty import FaultyDriver
+from tests.vmm.memory_files import memory_files, memory_of
 from vattn import VirtualCache
 from vattn.errors import CapacityError, DriverError, OutOfMemory
 from vattn.vmm.host import HostDriver
@@ -65,16 +66,16 @@ def test_a_page_is_what_a_layer_grows_by(layout: Any) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_system_agrees(layout: Any) -> None:
-    before = _files()
+    before = memory_files()
     cache = VirtualCache(config(), layout=layout)
     for tokens in (1, 100, 900, 1, 1):
         append(cache, tokens, batch=2)
-        assert _memory_of(_files() - before) == cache.nbytes_mapped
-    files = _files() - before
+        assert memory_of(memory_files() - before) == cache.nbytes_mapped
+    files = memory_files() - before
     cache.crop(-500)
-    assert _memory_of(files) == cache.nbytes_mapped
+    assert memory_of(files) == cache.nbytes_mapped
     cache.reset()
-    assert _memory_of(files) == 0
+    assert memory_of(files) == 0
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -352,7 +353,7 @@ class TestFailure:
         cache.check()
 
 
-def test_a_thousand_generations_leave_nothing_behind() -> None:
+def test_hundreds_of_generations_leave_nothing_behind() -> None:
     tiny = LlamaConfig(
         vocab_size=32,
         hidden_size=16,
@@ -374,10 +375,10 @@ def test_a_thousand_generations_leave_nothing_behind() -> None:
 
     go(50)  # caches of torch and of the allocator
     descriptors, mappings, size = go(50)
-    after = go(1000)
+    after = go(300)
     assert after[0] == descriptors
     assert after[1] <= mappings + 4
-    assert after[2] <= size + (1 << 20)
+    assert after[2] <= size + (1 << 18)
 
 
 def _sliding(window: int) -> Any:
@@ -391,17 +392,6 @@ def _sliding(window: int) -> Any:
         sliding_window=window,
         layer_types=["sliding_attention"] * LAYERS,
     )
-
-
-def _files() -> set[str]:
-    """Names of this process's memory files, which is where the host driver's memory is."""
-    names = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
-    return {name for name in names if os.path.lexists(name) and os.readlink(name).startswith("/memfd:vattn")}
-
-
-def _memory_of(files: set[str]) -> int:
-    """Bytes that the system gave these files."""
-    return sum(os.stat(name).st_blocks * 512 for name in files)
 
 
 def _footprint() -> tuple[int, int, int]:

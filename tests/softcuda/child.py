@@ -13,7 +13,7 @@ from tests.softcuda.library import environment
 ROOT = Path(__file__).parents[2]
 
 
-def pytest_over_softcuda(*arguments: str, timeout: float = 240, **settings: object) -> int:
+def pytest_over_softcuda(*arguments: str, timeout: float = 580, **settings: object) -> int:
     """Run tests in a child; the number that passed. Raises AssertionError if any did anything else.
 
     `arguments` are pytest's: files, which need not be named test_*, and options. `settings`: see

@@ -156,7 +156,7 @@ def test_any_driver_call_may_fail(soft: SoftCuda, backend: str) -> None:
         if not met:
             break
         failed[soft.last_failure] += 1
-    assert {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap"} <= set(failed) and n < 399, failed
+    assert {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap"} <= set(failed) and not met, failed
     driver.close()
 
 

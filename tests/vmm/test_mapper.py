@@ -146,7 +146,7 @@ def test_close_finishes_the_work_and_stops_the_thread() -> None:
 
 def test_a_forgotten_mapper_takes_its_thread_with_it() -> None:
     mapper = Mapper("forgotten-mapper")
-    thread = mapper._thread
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "forgotten-mapper"]
     gone = weakref.ref(mapper)
     del mapper
     gc.collect()

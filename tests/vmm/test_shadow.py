@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vattn.vmm.driver import Access, DriverError
-from vattn.vmm.shadow import Reservation, Shadow
+from vattn.vmm.shadow import Shadow
 
 GRANULE = 1 << 12
 LENGTH = 24  # granules in the reservation
@@ -85,14 +85,13 @@ def test_any_sequence_of_sizes_agrees_with_the_model(steps: list[tuple[str, int,
 
 
 def test_a_page_of_one_size_costs_one_entry_however_large() -> None:
-    reservation = Reservation(1 << 40, 1 << 40)
+    base = 1 << 40
     shadow = Shadow(GRANULE, budget=1 << 40)
-    shadow.reservations[reservation.base] = reservation
-    shadow._bases.append(reservation.base)
+    shadow.add_reservation(base, 1 << 40)
     for index in range(4):
         allocation = shadow.add_allocation(1 << 30)
-        shadow.check_map(reservation.base + (index << 30), 1 << 30, allocation.handle)
-        shadow.add_mapping(reservation, reservation.base + (index << 30), allocation)
+        reservation, _ = shadow.check_map(base + (index << 30), 1 << 30, allocation.handle)
+        shadow.add_mapping(reservation, base + (index << 30), allocation)
     assert len(reservation.slots) == 4
 
 
