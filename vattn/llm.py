@@ -399,7 +399,7 @@ class LLM:
         The fields are those of `vattn.engine.snapshot.take_snapshot`.
         """
         from vattn.engine.snapshot import take_snapshot
-        from vattn.lab.bench.bench_report import describe_model
+        from vattn.models.describe import describe_model
 
         limits, ahead = self.scheduler_config, self.kv_config.background_mapping
         with self._delivery.exclusive():

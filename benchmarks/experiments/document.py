@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from vattn.lab.bench.bench_report import write
-from vattn.lab.experiments import figures, record
-from vattn.lab.experiments.base import Experiment
+from vattn.lab.experiments import panels, record
+from vattn.lab.experiments.experiment import Experiment
 from vattn.lab.experiments.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def main() -> None:
         now = list(experiment.findings(made["parts"]))
         if made["findings"] != now:  # its words were changed since
             write(file, {**made, "findings": now})
-        figures.save(experiment, made["parts"], IMAGES / f"experiment-{experiment.name}.png")
+        panels.save(experiment, made["parts"], IMAGES / f"experiment-{experiment.name}.png")
 
 
 if __name__ == "__main__":

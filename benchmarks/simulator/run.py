@@ -29,7 +29,7 @@ from vattn.lab.bench.tiny import load_for_bench
 from vattn.lab.bench.workload import RandomWorkload
 from vattn.lab.simulator.calibrate import Fit, fit_steps
 from vattn.lab.simulator.gpus import find_gpu
-from vattn.lab.simulator.models import SimulatedModel, find_model
+from vattn.lab.simulator.known_models import find_model
 from vattn.lab.simulator.results import metrics
 from vattn.lab.simulator.setup import Simulation, SimulationConfig, simulate
 from vattn.lab.simulator.source import plan
@@ -89,18 +89,14 @@ def simulated(
 ) -> Simulation:
     """The same workload on paper."""
     spec = loaded.spec
-    model = SimulatedModel(
-        loaded.name, spec.num_layers, spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim,
-        spec.hidden_size * 8 // 3, spec.vocab_size, spec.max_model_len,
-    )  # fmt: skip
     config = SimulationConfig(
-        model,
+        spec,
         find_gpu("h200"),  # any: prices are fitted
         tp=1,
         kv=KV,
         limits=SchedulerConfig(LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens),
         max_model_len=LIMITS.max_model_len,
-        kv_dtype=spec.dtype,
+        kv_dtype=spec.dtype_name,
         granularity=KV.page_bytes,
         overlap=False,
         fit=fit,

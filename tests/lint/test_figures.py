@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.experiments import document
 from vattn.lab.experiments import record
-from vattn.lab.experiments.base import Experiment
+from vattn.lab.experiments.experiment import Experiment
 from vattn.lab.experiments.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]

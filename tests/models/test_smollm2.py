@@ -54,7 +54,9 @@ def test_what_it_is() -> None:
         head_dim=64,
         vocab_size=49152,
         max_model_len=8192,
-        dtype=torch.float32,
+        dtype_name="float32",
+        intermediate_size=1536,
+        tied=True,
     )
     assert loaded.eos_token_ids == {2}
     assert loaded.generation_config.eos_token_id == 2

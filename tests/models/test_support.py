@@ -142,8 +142,10 @@ def test_sizes_of_a_model() -> None:
         head_dim=80,
         vocab_size=160,
         max_model_len=512,
-        dtype=torch.bfloat16,
+        dtype_name="bfloat16",
+        intermediate_size=96,
     )
+    assert spec.dtype == torch.bfloat16
 
 
 def test_longrope_ends_where_its_frequencies_change() -> None:

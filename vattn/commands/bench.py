@@ -127,23 +127,21 @@ def kernels(
     """Attention alone, by context length: contiguous rows against block tables."""
     from vattn.commands.bench_tables import kernel_table
     from vattn.errors import ConfigError
-    from vattn.kv.layout import KVShape
     from vattn.lab.bench import bench_report as reports
     from vattn.lab.bench.kernel_bench import bench_kernels
     from vattn.lab.bench.run import Limits
+    from vattn.models.describe import describe_model
 
     reports.check_writable(options.json_file)
-    reports.check_writable(options.html_file, "--html")
+    reports.check_drawable(options.html_file)
     if systems.peer:
         raise ConfigError("--peer: kernels compares attention inside vattn; peers have none to lend")
     lengths = numbers(contexts or ("64,128" if options.smoke else "128,512,1024"), "--contexts")
     choices = choices_of(systems)
     console = Console()
     loaded, _ = load_model_for(model, options, console)
-    spec = loaded.spec
-    token = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype).token_bytes
     longest = max(lengths) + 1
-    budget = choices.kv_memory or 2 * batch * longest * token + (64 << 20)
+    budget = choices.kv_memory or 2 * batch * longest * loaded.spec.kv_token_bytes + (64 << 20)
     limits = Limits(max(batch, 1), max(512, batch), systems.max_model_len or longest, budget)
     compared = systems_of(loaded, choices, limits)
     repeats = repeats_of(options, 15)
@@ -157,6 +155,6 @@ def kernels(
             repeats=repeats,
             progress=lambda context: status.update(f"{context} tokens"),
         )
-    report["model"] = reports.describe_model(loaded, limits.max_model_len)
+    report["model"] = describe_model(loaded, limits.max_model_len)
     console.print(kernel_table(report))
     conclude(console, report, options)

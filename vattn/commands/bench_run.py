@@ -15,6 +15,7 @@ from vattn.commands.bench_options import (
     SystemOptions,
     WorkloadOptions,
 )
+from vattn.units import nbytes
 
 if TYPE_CHECKING:
     from vattn.lab.bench.arrivals import Arrivals
@@ -43,9 +44,10 @@ def compare_systems(
     from vattn.lab.bench.peers.factory import peer_systems
     from vattn.lab.bench.run import HEADLINES, Plan, run
     from vattn.lab.bench.target import System
+    from vattn.models.describe import describe_model
 
     reports.check_writable(options.json_file)
-    reports.check_writable(options.html_file, "--html")
+    reports.check_drawable(options.html_file)
     choices = choices_of(systems)
     console = Console()
     loaded, name = load_model_for(model, options, console)
@@ -61,7 +63,7 @@ def compare_systems(
     compared: list[System] = [*systems_of(loaded, choices, limits)]
     compared += peer_systems(systems.peer or (), name, loaded, limits)
     console.print(
-        f"{loaded.name}, KV budget {opt.format_bytes(limits.kv_memory_bytes)}, longest request "
+        f"{loaded.name}, KV budget {nbytes(limits.kv_memory_bytes)}, longest request "
         f"{limits.max_model_len:,} tokens\nworkload {in_words(workload.describe())}\n"
         f"arrivals {in_words(arrivals.describe())}",
         highlight=False,
@@ -75,7 +77,7 @@ def compare_systems(
             progress.update(task, description=f"{turn}: {system}", completed=done, total=total)
 
         measured = run(plan, compared, loaded.spec.vocab_size, told)
-    measured["model"] = reports.describe_model(loaded, limits.max_model_len)
+    measured["model"] = describe_model(loaded, limits.max_model_len)
     report = reports.finish(measured, HEADLINES[kind])
     console.print(*tables(report))
     conclude(console, report, options)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from vattn.commands.options import format_bytes
+from vattn.units import nbytes
 
 RATES = (
     ("request_throughput", "requests/s"),
@@ -44,7 +44,7 @@ def tables(report: Mapping[str, Any]) -> Iterator[Table]:
     yield speed
     memory = _table("memory", runs)
     for key, label in MEMORY:
-        _row(memory, label, runs, key, format_bytes)
+        _row(memory, label, runs, key, nbytes)
     for key, label in SHARES:
         _row(memory, label, runs, key, lambda v: f"{v:.1%}")
     for key in COUNTERS:

@@ -12,6 +12,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from vattn.commands import options as opt
+from vattn.units import nbytes
 
 SHOWN = (
     ("prompt tokens from the prefix cache", "prefix_hit_tokens"),
@@ -73,7 +74,6 @@ def compare(
 
     from vattn.config import KVCacheConfig
     from vattn.errors import ConfigError
-    from vattn.kv.layout import KVShape
     from vattn.lab.bench.choose import choose_workload
     from vattn.lab.bench.compare import run_backend, tokens_equal
     from vattn.lab.bench.environment import environment
@@ -114,15 +114,14 @@ def compare(
             f"requests may have {asked.max_len} tokens, the longest allowed is {length}: "
             "lower --prompt-len or --output-len, or raise --max-model-len"
         )
-    shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype)
     if budget is None:
-        budget = 4 * length * shape.token_bytes
+        budget = 4 * length * spec.kv_token_bytes
     work = asked.generate(spec.vocab_size)
     outputs = sum(w.output_len * w.n for w in work)
     console.print(
         f"{len(work)} requests ({asked.name}), {sum(len(w.prompt_token_ids) for w in work):,} prompt and "
-        f"{outputs:,} output tokens; KV budget {opt.format_bytes(budget)}, "
-        f"{shape.token_bytes:,} bytes a token; longest request {length:,} tokens"
+        f"{outputs:,} output tokens; KV budget {nbytes(budget)}, "
+        f"{spec.kv_token_bytes:,} bytes a token; longest request {length:,} tokens"
     )
 
     results = []
@@ -191,14 +190,14 @@ def _table(figures: dict[str, dict[str, Any]]) -> Table:
             f"{name.upper()} p50 / p99 (ms)",
             lambda f, name=name: f"{ms(f[f'median_{name}_ms'])} / {ms(f[f'p99_{name}_ms'])}",
         )
-    row("peak physical KV held", lambda f: opt.format_bytes(f["peak_kv_bytes"]))
+    row("peak physical KV held", lambda f: nbytes(f["peak_kv_bytes"]))
     row("KV utilization", lambda f: f"{f['kv_utilization']:.1%}")
-    row("KV saved by sharing, peak", lambda f: opt.format_bytes(f["peak_shared_saved_bytes"]))
+    row("KV saved by sharing, peak", lambda f: nbytes(f["peak_shared_saved_bytes"]))
     for label, name in SHOWN:
         if any(f[name] for f in figures.values()):
             row(label, lambda f, name=name: f"{f[name]:,}")
     if any(f["bytes_copied"] for f in figures.values()):
-        row("bytes copied for sharing", lambda f: opt.format_bytes(f["bytes_copied"]))
+        row("bytes copied for sharing", lambda f: nbytes(f["bytes_copied"]))
     row("computed tokens", lambda f: f"{f['computed_tokens']:,}")
     row("peak running requests", lambda f: str(f["peak_running"]))
     row("preemptions", lambda f: str(f["preemptions"]))

@@ -32,10 +32,8 @@ def experiment(
     """Answer one of the field's questions about KV memory on this machine."""
     from vattn.errors import ConfigError
     from vattn.lab.bench import bench_report as reports
-    from vattn.lab.bench.tiny import TINY, load_for_bench
-    from vattn.lab.experiments import figures, record
+    from vattn.lab.experiments import panels, record
     from vattn.lab.experiments.registry import EXPERIMENTS, experiment
-    from vattn.lab.experiments.setting import Setting
 
     console = Console()
     if name == "list":
@@ -44,7 +42,7 @@ def experiment(
         return
     asked = experiment(name)
     reports.check_writable(json_file)
-    figures.check_figure(figure)
+    panels.check_figure(figure)
     if repeats < 1:
         raise ConfigError(f"--repeats must be at least 1, got {repeats}")
     if from_file is not None:
@@ -53,6 +51,9 @@ def experiment(
         made = record.read(from_file, asked)
         made["findings"] = list(asked.findings(made["parts"]))
     else:
+        from vattn.lab.bench.tiny import TINY, load_for_bench
+        from vattn.lab.experiments.setting import Setting
+
         with console.status("loading the model") as status:
             loaded = load_for_bench(model or (TINY if smoke else "smollm2"), device, dtype)
             setting = Setting(loaded, smoke, min(repeats, 2) if smoke else repeats, status.update)
@@ -64,5 +65,5 @@ def experiment(
         reports.write(json_file, made)
         console.print(f"the record was written to {json_file}")
     if figure is not None:
-        figures.save(asked, made["parts"], figure)
+        panels.save(asked, made["parts"], figure)
         console.print(f"the figure was written to {figure}")

@@ -9,7 +9,7 @@ import platform
 from rich.console import Console
 from rich.table import Table
 
-from vattn.commands.options import format_bytes
+from vattn.units import nbytes
 
 
 def info() -> None:
@@ -36,8 +36,8 @@ def info() -> None:
         free, total = driver.memory_info()
         table.add_row(
             name,
-            f"[green]available[/]: granularity {format_bytes(driver.granularity)}, "
-            f"{format_bytes(free)} of {format_bytes(total)} free",
+            f"[green]available[/]: granularity {nbytes(driver.granularity)}, "
+            f"{nbytes(free)} of {nbytes(total)} free",
         )
         driver.close()
     for module, label in (

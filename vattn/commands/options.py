@@ -68,12 +68,3 @@ def parse_range(text: str, option: str) -> tuple[int, int]:
             f"{text!r} is not a length or a range; write e.g. 64 or 16:512", param_hint=option
         )
     return int(match[1]), int(match[2] or match[1])
-
-
-def format_bytes(n: float) -> str:
-    """Bytes in the largest binary unit that keeps at least one digit before the point."""
-    for unit in ("B", "KiB", "MiB"):
-        if n < 1024:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1024
-    return f"{n:.2f} GiB"

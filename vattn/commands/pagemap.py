@@ -30,11 +30,14 @@ def pagemap(
 ) -> None:
     """Draw page maps of a recording, or of a short run that shares, parks, caches and preempts."""
     from vattn.errors import ConfigError
-    from vattn.lab.page_maps.page_html import page_map_html, subtitle
+    from vattn.lab.charts.figure import require_matplotlib
+    from vattn.lab.page_maps.page_html import page_map_html
     from vattn.lab.page_maps.recorder import Recording
 
     if html is None and png is None and save is None:
         raise ConfigError("nothing to write: name --html FILE, --png FILE or --save FILE")
+    if html is not None or png is not None:
+        require_matplotlib("a drawing of page maps")
     if recording is not None:
         record = Recording.load(recording)
     else:
@@ -45,11 +48,11 @@ def pagemap(
     if html is not None:
         html.write_text(page_map_html(record), encoding="utf-8")
     if png is not None:
-        from vattn.lab.page_maps.page_png import save_png
+        from vattn.lab.page_maps.page_png import save_page_map
 
-        save_png(record, png)
+        save_page_map(record, png)
     written = ", ".join(str(path) for path in (html, png, save) if path is not None)
-    typer.echo(f"{subtitle(record)} Written: {written}")
+    typer.echo(f"{record.describe()} Written: {written}")
 
 
 def _run(backend: str, layout: str, block_size: int, memory: int | None, every: int, seed: int) -> Recording:

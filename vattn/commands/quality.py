@@ -109,7 +109,7 @@ def quality(
         report: dict[str, Any] = {
             "format": "vattn-quality-1",
             "environment": environment(),
-            "model": {"name": loaded.name, "dtype": str(loaded.spec.dtype).removeprefix("torch.")},
+            "model": {"name": loaded.name, "dtype": loaded.spec.dtype_name},
             "text": {"source": "built-in passages" if text is None else text.name, "tokens": count},
             "chunk": chunk,
             "prompts": prompts,

@@ -20,12 +20,12 @@ def report(
 
     The page is one file that loads nothing, readable without JavaScript, in light and dark, and on paper.
     """
-    from vattn.lab.bench.bench_report import check_writable
+    from vattn.lab.bench.bench_report import check_drawable
     from vattn.lab.bench.read import load_bench
     from vattn.lab.page_maps.recorder import Recording
     from vattn.lab.report.page import report_html
 
-    check_writable(html, "--html")
+    check_drawable(html)
     bench = load_bench(file)
     recordings = [Recording.load(path) for path in page_map or ()]
     page = report_html(bench, recordings)

@@ -15,6 +15,7 @@ from rich.table import Table
 from vattn.commands import options as opt
 from vattn.commands.bench_options import ArrivalOptions, WorkloadOptions
 from vattn.commands.option_groups import grouped
+from vattn.units import nbytes
 
 if TYPE_CHECKING:
     from vattn.lab.bench.arrivals import Arrivals
@@ -214,7 +215,7 @@ def _basis(done: Mapping[str, Simulation]) -> list[str]:
         if key in seen:
             continue
         seen[key] = None
-        weights, memory = (opt.format_bytes(n or 0) for n in (config.weight_bytes, config.kv.memory_bytes))
+        weights, memory = (nbytes(n or 0) for n in (config.weight_bytes, config.kv.memory_bytes))
         sentences.append(
             f"{config.model.name} on {config.tp} x {config.gpu.name}: {weights} of weights "
             f"({config.weight_dtype}), {memory} of KV on each GPU, "
@@ -266,7 +267,7 @@ def _table(done: Mapping[str, Simulation], measured: Mapping[str, dict[str, Any]
     columns = [s.outcome.steps for s in done.values()]
     mapped = [[a + b for a, b in zip(c.in_use, c.shared_saved, strict=True)] for c in columns]
     held = [[a + b + k for a, b, k in zip(c.in_use, c.parked, c.cached, strict=True)] for c in columns]
-    add("peak KV held, a GPU", [opt.format_bytes(max(h, default=0)) for h in held])
+    add("peak KV held, a GPU", [nbytes(max(h, default=0)) for h in held])
     used = [sum(c.logical) / sum(m) if sum(m) else math.nan for c, m in zip(columns, mapped, strict=True)]
     add("KV utilization", [_show(u, "{:.1%}") for u in used])
     add("peak running requests", [f"{max(c.running, default=0):,}" for c in columns])

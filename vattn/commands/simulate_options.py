@@ -12,7 +12,7 @@ from vattn.errors import ConfigError
 from vattn.lab.simulator.calibrate import Fit
 from vattn.lab.simulator.cost import CallSeconds, Efficiency
 from vattn.lab.simulator.gpus import find_gpu
-from vattn.lab.simulator.models import find_model
+from vattn.lab.simulator.known_models import find_model
 from vattn.lab.simulator.setup import SimulationConfig
 from vattn.lab.simulator.sweep import ASSUMPTIONS
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vattn.commands import options as opt
+from vattn.units import nbytes
 
 app = typer.Typer(help="Test and measure the virtual memory of a device.", no_args_is_help=True)
 Json = Annotated[Path | None, typer.Option("--json", help="Write the figures here.")]
@@ -34,8 +35,8 @@ def test(device: opt.Device = "auto", json_file: Json = None) -> None:
         about = suite.about
     counts = {kind: sum(result.outcome == kind for result in results) for kind in STYLES}
     table = Table(
-        title=f"{about['driver']} driver, granularity {opt.format_bytes(about['granularity'])}, "
-        f"{opt.format_bytes(about['total'])} of memory"
+        title=f"{about['driver']} driver, granularity {nbytes(about['granularity'])}, "
+        f"{nbytes(about['total'])} of memory"
     )
     table.add_column("rule", overflow="fold")
     table.add_column("result", no_wrap=True)
@@ -94,9 +95,7 @@ def _calls(report: dict[str, Any]) -> Iterator[Table]:
     for page in dict.fromkeys(row["page_bytes"] for row in rows):
         mine = {(row["call"], row["span"]): row for row in rows if row["page_bytes"] == page}
         spans = list(dict.fromkeys(span for _, span in mine))
-        table = Table(
-            title=f"{report['driver']} driver, pages of {opt.format_bytes(page)}: microseconds, median / p99"
-        )
+        table = Table(title=f"{report['driver']} driver, pages of {nbytes(page)}: microseconds, median / p99")
         table.add_column("call")
         for span in spans:
             table.add_column(f"{span} page{'s' * (span > 1)}", justify="right")
@@ -114,7 +113,7 @@ def _grants(report: dict[str, Any]) -> Table:
         table.add_column(name, justify="right")
     for row in report["grants"]:
         each, once = row["one_each_us"], row["one_call_us"]
-        page = opt.format_bytes(row["page_bytes"])
+        page = nbytes(row["page_bytes"])
         table.add_row(page, str(row["span"]), f"{each:,.1f}", f"{once:,.1f}", f"{each / once:.1f}")
     return table
 
@@ -124,7 +123,7 @@ def _overlap(report: dict[str, Any]) -> Table:
     for name in ("page", "what", "median", "p99", "n"):
         table.add_column(name, justify="left" if name == "what" else "right")
     for row in report["overlap"]:
-        page = opt.format_bytes(row["page_bytes"])
+        page = nbytes(row["page_bytes"])
         table.add_row(page, row["call"], f"{row['median_us']:,.1f}", f"{row['p99_us']:,.1f}", f"{row['n']:,}")
     return table
 

@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vattn.engine.engine import Engine
-from vattn.engine.request import Request
 from vattn.kv.page_map import IN_USE, PageMap, PageState
+
+if TYPE_CHECKING:
+    from vattn.engine.engine import Engine
+    from vattn.engine.request import Request
 
 FORMAT = "vattn-snapshot-1"
 

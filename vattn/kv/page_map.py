@@ -15,10 +15,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from vattn.kv.layout import RowLayout
 from vattn.kv.usage import MemoryUsage
+
+if TYPE_CHECKING:
+    from vattn.kv.layout import RowLayout
 
 UnitName = Literal["page", "block", "row"]
 

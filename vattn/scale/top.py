@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vattn.lab.page_maps.page_chart import format_bytes
 from vattn.scale.coordinator import targets
 from vattn.scale.ledger import CoordinatorError, EngineEntry, Ledger
+from vattn.units import nbytes
 
 BAR = 30
 PARTS = (
@@ -75,16 +75,16 @@ def view(ledger: Ledger, now: float | None = None) -> RenderableType:
             f"{entry.name} ({entry.pid})",
             state(entry, now),
             bar(memory, entry.budget),
-            f"{format_bytes(entry.in_use)} / {format_bytes(entry.budget)}",
+            f"{nbytes(entry.in_use)} / {nbytes(entry.budget)}",
             f"{status.get('running', 0)} / {status.get('waiting', 0)}",
             "0" if idle else f"{rates.get('output_tokens_per_s', 0):,.0f}",
             _percent(rates.get("prefix_hit_rate")),
             _percent(rates.get("map_stall_share")),
             f"{status.get('preemptions', 0):,}",
-            format_bytes(status.get("swap_used_bytes", 0)),
+            nbytes(status.get("swap_used_bytes", 0)),
         )
         if entry.limit is not None or entry.error:
-            limit = "" if entry.limit is None else f"limit {format_bytes(entry.limit)}"
+            limit = "" if entry.limit is None else f"limit {nbytes(entry.limit)}"
             table.add_row("", Text(entry.error or limit, style="red" if entry.error else "dim"))
     return Group(table if ledger.engines else Text("no engine is running"), *_totals(ledger), _legend())
 
@@ -93,7 +93,7 @@ def _totals(ledger: Ledger) -> list[Text]:
     found = []
     for device, total in sorted(ledger.totals.items()):
         held = sum(entry.budget for entry in ledger.on(device))
-        found.append(Text(f"{device}: {format_bytes(held)} of {format_bytes(total)} given out", style="dim"))
+        found.append(Text(f"{device}: {nbytes(held)} of {nbytes(total)} given out", style="dim"))
     return found
 
 

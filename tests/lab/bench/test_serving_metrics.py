@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from vattn.errors import ConfigError
-from vattn.lab.bench.serving import serving_metrics, summary
+from vattn.lab.bench.serving import Samples, serving_metrics, summary
 from vattn.lab.bench.slo import Slo
 from vattn.lab.bench.timeline import Timeline, duration
 
@@ -53,11 +54,11 @@ def test_itls_are_pooled_over_requests_and_tpots_are_one_each() -> None:
 
 
 def test_summary_has_numpys_percentiles_and_the_populations_std() -> None:
-    s = summary([i / 1000 for i in range(1, 102)])  # 1 .. 101 ms
+    s = summary(Samples(np.arange(1, 102) / 1000))  # 1 .. 101 ms
     assert s["mean"] == s["median"] == s["p50"] == pytest.approx(51)
     assert (s["p90"], s["p95"], s["p99"]) == (pytest.approx(91), pytest.approx(96), pytest.approx(100))
     assert s["std"] == pytest.approx(((101**2 - 1) / 12) ** 0.5)
-    assert set(summary([]).values()) == {None}
+    assert set(summary(Samples(np.array([]))).values()) == {None}
 
 
 def test_every_key_of_vllm_is_there() -> None:

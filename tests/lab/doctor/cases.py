@@ -16,10 +16,11 @@ from vattn.lab.bench.tiny import load_tiny
 from vattn.lab.bench.workload import RandomWorkload, Workload
 from vattn.lab.doctor.diagnose import Diagnosis, diagnose_bench
 from vattn.lab.simulator.gpus import find_gpu
-from vattn.lab.simulator.models import find_model
+from vattn.lab.simulator.known_models import find_model
 from vattn.lab.simulator.results import report
 from vattn.lab.simulator.setup import SimulationConfig, simulate
 from vattn.lab.simulator.source import plan
+from vattn.models.describe import describe_model
 from vattn.models.loader import LoadedModel
 
 GIB = 1 << 30
@@ -76,7 +77,7 @@ def measured_record(
     }
     system = VattnSystem("planted", tiny(), given, barrier)
     found = run(Plan("serve", workload, Arrivals("at-once"), limits, 1), [system], tiny().spec.vocab_size)
-    found["model"] = reports.describe_model(tiny(), limits.max_model_len)
+    found["model"] = describe_model(tiny(), limits.max_model_len)
     return reports.finish(found, HEADLINES["serve"])
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from vattn.cli import app
 from vattn.errors import ConfigError
 from vattn.lab.bench.intervals import interval
-from vattn.lab.experiments.base import Experiment
+from vattn.lab.experiments.experiment import Experiment
 from vattn.lab.experiments.reading import bounds, median, ratio_of
 from vattn.lab.experiments.registry import EXPERIMENTS, experiment
 from vattn.lab.experiments.words import apart, compared, mib, percent, sentence

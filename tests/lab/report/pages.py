@@ -18,6 +18,7 @@ from vattn.lab.bench.synthetic import SharedPrefixWorkload
 from vattn.lab.bench.tiny import load_tiny
 from vattn.lab.page_maps.recorder import PageMapRecorder, Recording
 from vattn.lab.report.page import report_html
+from vattn.models.describe import describe_model
 
 
 @lru_cache(maxsize=1)
@@ -38,7 +39,7 @@ def bench_record() -> dict[str, Any]:
     )  # fmt: skip
     slo = Slo.parse(["ttft:50", "tpot:20"])
     found = run(Plan("serve", workload, Arrivals("poisson", 200.0), limits, 2, None, slo), systems, 256)
-    found["model"] = reports.describe_model(loaded, limits.max_model_len)
+    found["model"] = describe_model(loaded, limits.max_model_len)
     record = reports.finish(found, HEADLINES["serve"])
     record["conclusions"].append("A sentence with <b>marks</b> & signs.")
     return record

@@ -65,7 +65,7 @@ def test_it_opens_without_a_complaint(browser: Browser, file: Path, scheme: str)
     assert [url for url in browser.requested if not url.startswith("data:")] == [file.as_uri()]
     back = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert back == {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 19, 24)"}[scheme]
-    width, _, rows = pixels(browser.screenshot("#memory .full svg", scale=0.3))
+    width, _, rows = pixels(browser.screenshot("#memory .full svg.wide", scale=0.3))
     colours = {row[3 * x : 3 * x + 3] for row in rows for x in range(width)}
     assert rows[0][:3] == {"light": b"\xff\xff\xff", "dark": b"\x11\x13\x18"}[scheme]
     assert len(colours) > 5, "the chart has marks"
@@ -81,21 +81,27 @@ def test_the_button_turns_the_colours(browser: Browser, file: Path) -> None:
     assert browser.evaluate(back) == "rgb(255, 255, 255)" and browser.console == []
 
 
-@pytest.mark.parametrize("width", [1200, 420])
+@pytest.mark.parametrize("width", [1200, 800, 400])
 def test_charts_are_seen_and_nothing_sticks_out(browser: Browser, file: Path, width: int) -> None:
     browser.open(file, width=width)
     sizes = browser.evaluate(
         "[...document.querySelectorAll('svg.chart')].map(s => {"
         " const b = s.getBoundingClientRect();"
-        " const marks = s.querySelectorAll('.line, .area, .bar, rect, circle');"
-        " return [b.width, b.height, marks.length]; })"
+        " const marks = s.querySelectorAll('.mark');"
+        " return [b.width, b.height, marks.length]; }).filter(([w]) => w)"
     )
     assert len(sizes) > 25 and all(w > 100 and h > 60 and marks for w, h, marks in sizes)
+    small = browser.evaluate(
+        "[...document.querySelectorAll('svg.chart text')].filter(t => {"
+        " const h = t.getBoundingClientRect().height, w = t.getBoundingClientRect().width;"
+        " return w && Math.min(h, w) && Math.max(h, w) < 8; }).map(t => t.textContent)"
+    )
+    assert small == [], "too small to be read"
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     outside = browser.evaluate(
         "[...document.querySelectorAll('svg.chart')].flatMap(s => { const b = s.getBoundingClientRect();"
         " return [...s.querySelectorAll('text')].filter(t => { const a = t.getBoundingClientRect();"
-        " return a.left < b.left - 1 || a.right > b.right + 1; }).map(t => t.textContent); })"
+        " return b.width && (a.left < b.left - 1 || a.right > b.right + 1); }).map(t => t.textContent); })"
     )
     assert outside == [], "labels that are cut off"
 
@@ -103,7 +109,7 @@ def test_charts_are_seen_and_nothing_sticks_out(browser: Browser, file: Path, wi
 def test_a_pointer_over_memory_reads_its_figures(browser: Browser, file: Path) -> None:
     browser.open(file)
     box = browser.evaluate(
-        "(() => { const s = document.querySelector('#memory .full svg'); s.scrollIntoView();"
+        "(() => { const s = document.querySelector('#memory .full svg.wide'); s.scrollIntoView();"
         " const b = s.getBoundingClientRect(); return [b.x + 100, b.y + b.height / 2]; })()"
     )
     browser.move(*box)

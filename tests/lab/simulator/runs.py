@@ -7,15 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from tests.engine.engines import loaded, random_prompts
 from vattn import LLM
 from vattn.config import KVCacheConfig, SchedulerConfig
 from vattn.kv.usage import MemoryUsage
 from vattn.lab.bench.arrivals import Arrivals
 from vattn.lab.simulator.gpus import GPUS
-from vattn.lab.simulator.models import SimulatedModel
 from vattn.lab.simulator.setup import Simulation, SimulationConfig, simulate
 from vattn.lab.simulator.source import Plan
 from vattn.metrics import EngineMetrics
@@ -96,14 +93,9 @@ def run_real(
 
 def tiny_config(kv: KVCacheConfig, limits: SchedulerConfig, *, overlap: bool = False) -> SimulationConfig:
     """The simulator's twin of `tiny_llm`."""
-    spec = loaded("llama").spec
-    model = SimulatedModel(
-        "tiny", spec.num_layers, spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim,
-        96, spec.vocab_size, spec.max_model_len, tied=True,
-    )  # fmt: skip
     return SimulationConfig(
-        model, GPUS["l4"], tp=1, kv=kv, limits=limits, max_model_len=MAX_LEN,
-        kv_dtype=torch.float32, granularity=GRANULARITY, overlap=overlap,
+        loaded("llama").spec, GPUS["l4"], tp=1, kv=kv, limits=limits, max_model_len=MAX_LEN,
+        kv_dtype="float32", granularity=GRANULARITY, overlap=overlap,
     )  # fmt: skip
 
 

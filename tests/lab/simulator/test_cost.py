@@ -7,7 +7,7 @@ import pytest
 from vattn.errors import ConfigError
 from vattn.lab.simulator.cost import Efficiency, Mapping, Roofline
 from vattn.lab.simulator.gpus import find_gpu
-from vattn.lab.simulator.models import find_model
+from vattn.lab.simulator.known_models import find_model
 from vattn.lab.simulator.work import StepWork, chunk_pairs
 
 MODEL, GPU = find_model("llama-3-8b"), find_gpu("h100")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.models.tiny import MORE, TINY
 from vattn.config import KVCacheConfig, SchedulerConfig
 from vattn.errors import ConfigError
 from vattn.lab.simulator.gpus import GPUS, find_gpu
-from vattn.lab.simulator.models import MODELS, find_model
+from vattn.lab.simulator.known_models import MODELS, find_model
 from vattn.lab.simulator.setup import SimulationConfig
 
 BILLIONS = {
@@ -59,6 +60,20 @@ def test_a_config_file_gives_the_sizes_of_its_model(name: str, tmp_path: Path) -
     matrices = sum(p.numel() for n, p in built.named_parameters() if p.dim() >= 2 and "router" not in n)
     matrices -= sum(p.numel() for n, p in built.named_parameters() if n.endswith("mlp.gate.weight"))
     assert model.num_params == matrices
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral", "phi3"])
+def test_a_config_that_says_every_size_reads_the_same_without_transformers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {**TINY, **MORE}[name]()
+    config.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    by_transformers = find_model(str(file))
+    fields = {**json.loads(file.read_text()), "tie_word_embeddings": config.tie_word_embeddings}
+    file.write_text(json.dumps({"head_dim": by_transformers.head_dim, **fields}))
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
+    assert find_model(str(file)) == by_transformers
 
 
 def test_unknown_names_list_the_known_ones() -> None:

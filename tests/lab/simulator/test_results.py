@@ -10,10 +10,10 @@ import pytest
 from tests.lab.simulator.runs import BACKENDS, tiny_config
 from vattn.config import KVCacheConfig, SchedulerConfig
 from vattn.lab.bench.arrivals import Arrivals
-from vattn.lab.bench.serving import serving_metrics
+from vattn.lab.bench.serving import serving_metrics, weighted_percentile
 from vattn.lab.bench.slo import Slo
 from vattn.lab.bench.timeline import Timeline
-from vattn.lab.simulator.results import metrics, report, weighted_percentile
+from vattn.lab.simulator.results import metrics, report
 from vattn.lab.simulator.setup import Simulation, simulate
 from vattn.lab.simulator.source import Plan
 

@@ -9,33 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from vattn.errors import ConfigError
-from vattn.kv.layout import KVShape
 from vattn.lab.bench.conclusions import conclusions, same_tokens
 from vattn.lab.bench.environment import environment
 from vattn.lab.bench.intervals import interval
-from vattn.models.loader import LoadedModel
+from vattn.lab.charts.figure import require_matplotlib
 
 FORMAT = "vattn-bench-1"
-
-
-def describe_model(loaded: LoadedModel, max_model_len: int) -> dict[str, Any]:
-    """The sizes that decide what memory and time a model takes."""
-    spec = loaded.spec
-    shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype)
-    return {
-        "name": loaded.name,
-        "token_bytes": shape.token_bytes,
-        "num_layers": spec.num_layers,
-        "num_heads": spec.num_heads,
-        "num_kv_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "vocab_size": spec.vocab_size,
-        "dtype": str(spec.dtype).removeprefix("torch."),
-        "weight_bytes": sum(p.numel() * p.element_size() for p in loaded.model.parameters()),
-        "parameters": sum(p.numel() for p in loaded.model.parameters()),
-        "max_model_len": max_model_len,
-        "device": str(next(loaded.model.parameters()).device),
-    }
 
 
 def summarize(repeats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -65,6 +44,13 @@ def check_writable(file: Path | None, option: str = "--json") -> None:
     """Raise ConfigError before a run whose record could not be written."""
     if file is not None and not file.absolute().parent.is_dir():
         raise ConfigError(f"{option} {file}: there is no folder {file.absolute().parent}")
+
+
+def check_drawable(file: Path | None) -> None:
+    """Raise ConfigError before a run whose page could not be drawn or written."""
+    check_writable(file, "--html")
+    if file is not None:
+        require_matplotlib(f"--html {file}")
 
 
 def write(file: Path, report: Mapping[str, Any]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vattn.errors import ConfigError
-from vattn.kv.layout import KVShape
 from vattn.lab.bench.arrivals import ArrivalKind, Arrivals
 from vattn.lab.bench.lengths import Lengths
 from vattn.lab.bench.run import Limits
@@ -18,7 +18,9 @@ from vattn.lab.bench.synthetic import (
 )
 from vattn.lab.bench.trace import TraceWorkload
 from vattn.lab.bench.workload import RandomWorkload, Workload
-from vattn.models.loader import LoadedModel
+
+if TYPE_CHECKING:
+    from vattn.models.loader import LoadedModel
 
 WORKLOADS = ("random", "shared-prefix", "chat", "parallel-sampling", "beam-search")
 
@@ -112,7 +114,6 @@ def choose_limits(
         raise ConfigError(
             f"--max-model-len {length:,} is more than the model's {spec.max_model_len:,} positions"
         )
-    shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype)
     return Limits(
-        max_num_seqs, max_num_batched_tokens, length, kv_memory_bytes or 4 * length * shape.token_bytes
+        max_num_seqs, max_num_batched_tokens, length, kv_memory_bytes or 4 * length * spec.kv_token_bytes
     )

@@ -11,14 +11,12 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import torch
-
 
 def environment() -> dict[str, Any]:
     """Date, command, commit, machine and its load, GPU and driver, versions and threads of this process.
 
     `commit` is that of vattn's own repository, None where it was installed from a package; `modified`: its
-    files differ from the commit.
+    files differ from the commit. `threads` is None where torch took no part.
     """
     record: dict[str, Any] = {
         "date": date.today().isoformat(),
@@ -31,12 +29,15 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu(),
         "cpus": os.cpu_count(),
         "load": os.getloadavg()[0],
-        "threads": torch.get_num_threads(),
+        "threads": None,
         "python": platform.python_version(),
-        **{package: _version(package) for package in ("vattn", "transformers", "triton")},
-        "torch": torch.__version__,
+        **{package: _version(package) for package in ("vattn", "transformers", "triton", "torch")},
         "gpu": None,
     }
+    torch = sys.modules.get("torch")
+    if torch is None:  # nothing was computed with it: a simulation
+        return record
+    record |= {"threads": torch.get_num_threads(), "torch": torch.__version__}
     if torch.cuda.is_available():
         record["gpu"] = torch.cuda.get_device_name()
         record["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")

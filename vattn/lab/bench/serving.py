@@ -1,61 +1,112 @@
-"""Serving metrics with the definitions and the JSON keys of vLLM's benchmark (`vllm bench serve`)."""
+"""The serving metrics of a run (`metric_table`), whether it was measured or simulated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from vattn.lab.bench.metric_table import LATENCIES, PERCENTILES, STATISTICS
 from vattn.lab.bench.slo import Slo
 from vattn.lab.bench.timeline import Timeline
 
-LATENCIES = ("ttft", "tpot", "itl", "e2el")
-PERCENTILES = (50, 90, 95, 99)
+Array = npt.NDArray[np.float64]
+
+
+class Samples(NamedTuple):
+    """Seconds, and how often each occurs; None: once."""
+
+    seconds: Array
+    counts: npt.NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class Served:
+    """What metrics are computed from. Only requests that succeeded count, as in vLLM."""
+
+    duration_s: float
+    requests: int
+    """In all, failures included."""
+    completed: int
+    input_tokens: int
+    output_tokens: int
+    latencies: Mapping[str, Samples]
+    """By key of `LATENCIES`."""
+    good: int | None = None
+    """Requests within every limit; None where there were none."""
+
+    def metrics(self) -> dict[str, float | int | None]:
+        """Throughputs per second, latencies in milliseconds.
+
+        A latency of nothing (the TPOT of one-token outputs) is None, since JSON has no NaN. `request_goodput`
+        is there with limits only.
+        """
+
+        def rate(count: int) -> float | None:
+            return count / self.duration_s if self.duration_s > 0 else None
+
+        found: dict[str, float | int | None] = {
+            "duration": self.duration_s,
+            "completed": self.completed,
+            "failed": self.requests - self.completed,
+            "total_input_tokens": self.input_tokens,
+            "total_output_tokens": self.output_tokens,
+            "request_throughput": rate(self.completed),
+            "output_throughput": rate(self.output_tokens),
+            "total_token_throughput": rate(self.input_tokens + self.output_tokens),
+        }
+        if self.good is not None:
+            found["request_goodput"] = rate(self.good)
+        for name in LATENCIES:
+            found |= {f"{key}_{name}_ms": value for key, value in summary(self.latencies[name]).items()}
+        return found
 
 
 def serving_metrics(
     timelines: Sequence[Timeline], duration_s: float, slo: Slo | None = None
 ) -> dict[str, float | int | None]:
-    """Throughputs per second of `duration_s`, latencies in milliseconds.
-
-    Only requests that succeeded count, as in vLLM. `std` is the population's. A latency of nothing (the TPOT
-    of one-token outputs) is None, since JSON has no NaN. `request_goodput` is there with an `slo` only.
-    """
+    """Of requests whose every token was timed."""
     done = [t for t in timelines if t.success]
-    inputs, outputs = sum(t.prompt_len for t in done), sum(t.output_len for t in done)
-
-    def rate(count: int) -> float | None:
-        return count / duration_s if duration_s > 0 else None
-
-    metrics: dict[str, float | int | None] = {
-        "duration": duration_s,
-        "completed": len(done),
-        "failed": len(timelines) - len(done),
-        "total_input_tokens": inputs,
-        "total_output_tokens": outputs,
-        "request_throughput": rate(len(done)),
-        "output_throughput": rate(outputs),
-        "total_token_throughput": rate(inputs + outputs),
-    }
-    if slo is not None:
-        metrics["request_goodput"] = rate(sum(map(slo.good, timelines)))
     latencies: dict[str, list[float]] = {
         "ttft": [t.ttft for t in done if t.ttft is not None],
         "tpot": [tpot for t in done for tpot in t.tpots],
         "itl": [gap for t in done for gap in t.itl],
         "e2el": [t.e2el for t in done if t.e2el is not None],
     }
-    for name, seconds in latencies.items():
-        metrics |= {f"{key}_{name}_ms": value for key, value in summary(seconds).items()}
-    return metrics
+    return Served(
+        duration_s,
+        len(timelines),
+        len(done),
+        sum(t.prompt_len for t in done),
+        sum(t.output_len for t in done),
+        {name: Samples(np.array(seconds, np.float64)) for name, seconds in latencies.items()},
+        None if slo is None else sum(map(slo.good, timelines)),
+    ).metrics()
 
 
-def summary(seconds: Iterable[float]) -> dict[str, float | None]:
-    """Mean, median, std and percentiles (linear between ranks) in milliseconds; None of nothing."""
-    ms = np.array(list(seconds), np.float64) * 1e3
-    keys = ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))
-    if not ms.size:
-        return dict.fromkeys(keys)
-    percentiles = np.percentile(ms, PERCENTILES)
-    values = [ms.mean(), percentiles[0], ms.std(), *percentiles]
-    return dict(zip(keys, map(float, values), strict=True))
+def summary(samples: Samples) -> dict[str, float | None]:
+    """`STATISTICS` in milliseconds, percentiles linear between ranks; None of nothing."""
+    values, counts = samples.seconds * 1e3, samples.counts
+    if not values.size:
+        return dict.fromkeys(STATISTICS)
+    mean = float(np.average(values, weights=counts))
+    std = float(np.sqrt(np.average((values - mean) ** 2, weights=counts)))
+    percentiles = [weighted_percentile(values, counts, p) for p in PERCENTILES]
+    return dict(zip(STATISTICS, (mean, percentiles[0], std, *percentiles), strict=True))
+
+
+def weighted_percentile(values: Array, counts: npt.NDArray[np.int64] | None, percent: float) -> float:
+    """`np.percentile` of each value repeated `counts` times, without repeating it."""
+    if counts is None:
+        return float(np.percentile(values, percent))
+    order = np.argsort(values)
+    values, last = values[order], np.cumsum(counts[order])
+    position = percent / 100 * (int(last[-1]) - 1)
+    low, high = (
+        float(values[np.searchsorted(last, np.floor(p), side="right")])
+        for p in (position, min(np.floor(position) + 1, float(last[-1] - 1)))
+    )
+    return float(low + (high - low) * (position - np.floor(position)))

@@ -14,7 +14,7 @@ from vattn.lab.doctor.finding import Finding
 from vattn.lab.doctor.from_bench import bench_case
 from vattn.lab.doctor.from_snapshot import FORMAT as SNAPSHOT
 from vattn.lab.doctor.from_snapshot import snapshot_case
-from vattn.lab.report.units import percent
+from vattn.units import percent
 
 Rule = Callable[[Case], Finding | None]
 RULES: tuple[Rule, ...] = (

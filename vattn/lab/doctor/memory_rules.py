@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vattn.lab.doctor.case import Case
 from vattn.lab.doctor.finding import Finding
-from vattn.lab.report.units import nbytes, number, percent
+from vattn.units import nbytes, number, percent
 
 WAITS = 0.10
 """Of the time, requests waiting for memory: more is a bottleneck."""

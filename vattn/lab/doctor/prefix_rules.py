@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vattn.lab.doctor.case import Case
 from vattn.lab.doctor.finding import Finding
-from vattn.lab.report.units import number, percent
+from vattn.units import number, percent
 
 HITS = 0.5
 ENOUGH = 0.1

@@ -9,7 +9,7 @@ import numpy as np
 
 from vattn.lab.doctor.case import Case, Length
 from vattn.lab.doctor.finding import Finding
-from vattn.lab.report.units import nbytes, number, percent
+from vattn.units import nbytes, number, percent
 
 BLOCKS = (8, 16, 32, 64, 128, 256)
 PAGES_HOST = tuple(4096 << n for n in range(10))

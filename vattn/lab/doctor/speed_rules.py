@@ -6,7 +6,7 @@ import numpy as np
 
 from vattn.lab.doctor.case import Array, Case
 from vattn.lab.doctor.finding import Finding
-from vattn.lab.report.units import number, percent, seconds
+from vattn.units import number, percent, seconds
 
 WAITS = 0.10
 STALL = 0.05

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vattn.lab.bench.intervals import ENOUGH
 from vattn.lab.doctor.case import Case
 from vattn.lab.doctor.finding import Finding
-from vattn.lab.report.units import number, percent
+from vattn.units import number, percent
 
 SPREAD = 0.10
 LOOKED_AT = ("output_throughput", "median_ttft_ms", "median_tpot_ms")

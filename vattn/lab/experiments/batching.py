@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from vattn.lab.bench.lengths import Lengths
 from vattn.lab.bench.workload import RandomWorkload
-from vattn.lab.experiments.base import Experiment, Parts
-from vattn.lab.experiments.figures import PALETTE, axes, bars
+from vattn.lab.charts.palette import SERIES
+from vattn.lab.experiments.experiment import Experiment, Parts
+from vattn.lab.experiments.panels import axes, bars
 from vattn.lab.experiments.reading import bounds, median, names, ratio_of, run_of
-from vattn.lab.experiments.setting import Setting
 from vattn.lab.experiments.words import compared, sentence
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from vattn.lab.experiments.setting import Setting
 
 BARRIER, CONTINUOUS, MAPPED = "static batches", "continuous", "continuous, virtual"
 
@@ -74,13 +76,13 @@ class Batching(Experiment):
         left, middle, right = axes(figure, 3)
         for i, name in enumerate(names(part)):
             steps = run_of(part, name)["repeats"][0]["steps"]
-            left.step(steps["time_s"], steps["running"], where="post", color=PALETTE[i], label=name)
+            left.step(steps["time_s"], steps["running"], where="post", color=SERIES[i], label=name)
         left.set_title("requests running, first repeat")
         left.set_xlabel("s")
         left.set_ylim(bottom=0)
         left.legend()
         short = [name.replace(", ", ",\n").replace(" batches", "\nbatches") for name in names(part)]
-        colours = list(PALETTE[: len(short)])
+        colours = list(SERIES[: len(short)])
         for ax, metric, title, unit in (
             (middle, "output_throughput", "throughput", "output tokens/s"),
             (right, "mean_ttft_ms", "mean time to first token", "ms"),

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from vattn.lab.bench.lengths import Lengths
 from vattn.lab.bench.workload import RandomWorkload
-from vattn.lab.experiments.base import Experiment, Parts
-from vattn.lab.experiments.figures import COLOURS, axes
+from vattn.lab.charts.palette import SERIES
+from vattn.lab.experiments.experiment import Experiment, Parts
+from vattn.lab.experiments.panels import COLOURS, axes
 from vattn.lab.experiments.reading import median, names, point_interval, run_of
-from vattn.lab.experiments.setting import Setting
 from vattn.lab.experiments.words import apart, percent, sentence
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from vattn.lab.experiments.setting import Setting
 
 
 class BlockSize(Experiment):
@@ -97,7 +99,7 @@ class BlockSize(Experiment):
             y = [f.median / 1e3 for f in found]
             error = [[(f.median - f.low) / 1e3 for f in found], [(f.high - f.median) / 1e3 for f in found]]
             label = "attention, blocks" if name == "attend_us" else "planning the step"
-            colour = COLOURS["paged"] if name == "attend_us" else "#CC79A7"
+            colour = COLOURS["paged"] if name == "attend_us" else SERIES[3]
             right.errorbar(list(where), y, yerr=error, marker="o", capsize=3, label=label, color=colour)
         flat = point_interval(kernels, "contiguous", 0)
         right.axhline(

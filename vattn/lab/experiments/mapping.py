@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from vattn.lab.bench.lengths import Lengths
 from vattn.lab.bench.workload import RandomWorkload
-from vattn.lab.experiments.base import Experiment, Parts
-from vattn.lab.experiments.figures import PALETTE, axes, bars
+from vattn.lab.charts.palette import SERIES
+from vattn.lab.experiments.experiment import Experiment, Parts
+from vattn.lab.experiments.panels import axes, bars
 from vattn.lab.experiments.reading import bounds, median, names, ratio_of
-from vattn.lab.experiments.setting import Setting
 from vattn.lab.experiments.words import compared, percent, sentence
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from vattn.lab.experiments.setting import Setting
 
 STATIC, SHOWN, HIDDEN, BOTH = "static", "in the step", "in a thread", "in a thread, overlap"
 
@@ -79,6 +81,6 @@ class Mapping(Experiment):
             (left, mapped, "map_stall_ms", "steps wait for mapping", "ms a run"),
             (right, names(part), "output_throughput", "speed", "output tokens/s"),
         ):
-            colours = [PALETTE[names(part).index(name)] for name in shown]
+            colours = [SERIES[names(part).index(name)] for name in shown]
             labels = [name.replace(", ", ",\n") for name in shown]
             bars(ax, labels, [bounds(part, n, metric) for n in shown], title, unit, colours=colours)

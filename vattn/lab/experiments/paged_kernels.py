@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vattn.lab.experiments.base import Experiment, Parts
-from vattn.lab.experiments.figures import COLOURS, axes
+from vattn.lab.experiments.experiment import Experiment, Parts
+from vattn.lab.experiments.panels import COLOURS, axes
 from vattn.lab.experiments.reading import names, point_interval, run_of
-from vattn.lab.experiments.setting import Setting
 from vattn.lab.experiments.words import apart, sentence
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from vattn.lab.experiments.setting import Setting
 
 
 class Kernels(Experiment):

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from vattn.lab.bench.lengths import Lengths
 from vattn.lab.bench.workload import RandomWorkload
-from vattn.lab.experiments.base import Experiment, Parts
-from vattn.lab.experiments.figures import PALETTE, axes, bars
+from vattn.lab.charts.palette import SERIES
+from vattn.lab.experiments.experiment import Experiment, Parts
+from vattn.lab.experiments.panels import axes, bars
 from vattn.lab.experiments.reading import bounds, median, names, ratio_of
-from vattn.lab.experiments.setting import Setting
 from vattn.lab.experiments.words import compared, mib, sentence
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from vattn.lab.experiments.setting import Setting
 
 ENOUGH, RECOMPUTE, SWAP, AUTO = "enough memory", "recompute", "swap", "auto"
 
@@ -63,7 +65,7 @@ class Preemption(Experiment):
         tight = [name for name in names(part) if name != ENOUGH]
 
         def draw(ax: Any, shown: list[str], metric: str, scale: float, title: str, unit: str) -> None:
-            colours = [PALETTE[names(part).index(name)] for name in shown]
+            colours = [SERIES[names(part).index(name)] for name in shown]
             values = [bounds(part, name, metric) for name in shown]
             scaled = [(a * scale, b * scale, c * scale) for a, b, c in values]
             bars(ax, [n.replace(" ", "\n") for n in shown], scaled, title, unit, colours=colours)

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from vattn.lab.bench.lengths import Lengths
 from vattn.lab.bench.synthetic import SharedPrefixWorkload
-from vattn.lab.experiments.base import Experiment, Parts
-from vattn.lab.experiments.figures import COLOURS, axes
+from vattn.lab.experiments.experiment import Experiment, Parts
+from vattn.lab.experiments.panels import COLOURS, axes
 from vattn.lab.experiments.reading import bounds, median, names, ratio_of
-from vattn.lab.experiments.setting import Setting
 from vattn.lab.experiments.words import compared, sentence
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from vattn.lab.experiments.setting import Setting
 
 
 class Prefix(Experiment):

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vattn.errors import ConfigError
-from vattn.lab.bench.bench_report import describe_model
 from vattn.lab.bench.environment import environment
-from vattn.lab.experiments.base import Experiment
-from vattn.lab.experiments.setting import Setting
+from vattn.lab.experiments.experiment import Experiment
+
+if TYPE_CHECKING:
+    from vattn.lab.experiments.setting import Setting
 
 FORMAT = "vattn-experiment-1"
 
 
 def make(experiment: Experiment, setting: Setting) -> dict[str, Any]:
     """Run it and record it."""
+    from vattn.models.describe import describe_model
+
     where = environment()
     parts = experiment.measure(setting)
     return {

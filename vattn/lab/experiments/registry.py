@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from vattn.errors import ConfigError
-from vattn.lab.experiments.base import Experiment
 from vattn.lab.experiments.batching import Batching
 from vattn.lab.experiments.block_size import BlockSize
 from vattn.lab.experiments.cow import CopyOnWrite
+from vattn.lab.experiments.experiment import Experiment
 from vattn.lab.experiments.mapping import Mapping
 from vattn.lab.experiments.no_gain import NoGain
 from vattn.lab.experiments.page_size import PageSize

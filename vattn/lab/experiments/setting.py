@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from vattn.kv.layout import KVShape
 from vattn.lab.bench.arrivals import Arrivals
 from vattn.lab.bench.engines import VattnSystem
 from vattn.lab.bench.kernel_bench import bench_kernels
@@ -52,8 +51,7 @@ class Setting:
 
     @property
     def token_bytes(self) -> int:
-        spec = self.loaded.spec
-        return KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype).token_bytes
+        return self.loaded.spec.kv_token_bytes
 
     def limits(self, max_model_len: int, *, rows: int, seqs: int = 64, batched: int = 512) -> Limits:
         """KV memory for `rows` requests of the longest length, `seqs` of them running at once."""

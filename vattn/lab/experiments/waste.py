@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from vattn.lab.bench.lengths import Lengths
 from vattn.lab.bench.workload import RandomWorkload
-from vattn.lab.experiments.base import Experiment, Parts
-from vattn.lab.experiments.figures import UNUSED, USED, WASTE, axes
+from vattn.lab.experiments.experiment import Experiment, Parts
+from vattn.lab.experiments.panels import UNUSED, USED, WASTE, axes
 from vattn.lab.experiments.reading import median, names
-from vattn.lab.experiments.setting import Setting
 from vattn.lab.experiments.words import percent, sentence
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from vattn.lab.experiments.setting import Setting
 
 
 class Waste(Experiment):

@@ -2,62 +2,43 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from html import escape
-from importlib.resources import files
-from string import Template
 from typing import Any
 
-from vattn.kv.page_map import PageState
-from vattn.lab.page_maps.page_chart import MEANING, format_bytes, stacked_svg, times
+from vattn.lab.charts.figure import require_matplotlib
 from vattn.lab.page_maps.page_lines import lines, owners
+from vattn.lab.page_maps.page_state_charts import MEANING, colour, paint_bytes
 from vattn.lab.page_maps.recorder import Recording
+from vattn.lab.report.parts import Table, full_chart
+from vattn.lab.templating import render
+from vattn.units import nbytes
 
 
 def page_map_html(recording: Recording) -> str:
     """The page: the chart, the map with a slider over time, the figures as a table.
 
-    It opens at the moment at which live requests held most.
+    It opens at the moment at which live requests held most. Raises ConfigError without matplotlib.
     """
-    header, frames = recording.header, recording.frames
-    first = fullest(recording)
-    template = Template((files("vattn.lab.page_maps") / "page_map.html").read_text(encoding="utf-8"))
-    return template.substitute(
-        subtitle=escape(subtitle(recording)),
-        unit=escape(header["unit"]),
-        legend="".join(_legend(state) for state in MEANING) + _PALE,
-        chart=stacked_svg(frames, first),
-        moment=escape(words(frames[first])),
+    require_matplotlib("a page of page maps")
+    frames, first = recording.frames, recording.fullest()
+    return render(
+        "page_map.html",
+        title="Page map",
+        subtitle=recording.describe(),
+        unit=recording.header["unit"],
+        states=[(str(state), colour(state), meaning) for state, meaning in MEANING.items()],
+        chart=full_chart("Memory by state", lambda canvas: paint_bytes(canvas, frames), 220),
+        moment=words(frames[first]),
         first=first,
         last=len(frames) - 1,
         table=_table(recording),
-        data=_script_json(_data(recording)),
+        data=_data(recording),
     )
-
-
-def fullest(recording: Recording) -> int:
-    """Index of the moment at which live requests needed most, and of these the one with most tokens."""
-
-    def needed(index: int) -> tuple[int, int]:
-        frame = recording.frames[index]
-        tokens = sum(row["tokens"] for row in frame["rows"])
-        return frame["bytes"]["private"] + frame["bytes"]["shared"], tokens
-
-    return max(range(len(recording.frames)), key=needed)
-
-
-def subtitle(recording: Recording) -> str:
-    """What is shown, in a sentence."""
-    header, frames = recording.header, recording.frames
-    size = f"{format_bytes(header['unit_bytes'])}, {header['unit_tokens']:g} tokens"
-    moments = "1 moment" if len(frames) == 1 else f"{len(frames)} moments"
-    return f"{header['backend']}: every {header['unit']} is {size}. {moments}, {frames[-1]['step']} steps."
 
 
 def words(frame: Mapping[str, Any]) -> str:
     """One moment in a sentence."""
-    held = ", ".join(f"{s} {format_bytes(frame['bytes'][s])}" for s in MEANING if frame["bytes"][s])
+    held = ", ".join(f"{s} {nbytes(frame['bytes'][s])}" for s in MEANING if frame["bytes"][s])
     queue = ""
     if "running" in frame:
         queue = f" {frame['running']} running, {frame['waiting']} waiting."
@@ -65,42 +46,31 @@ def words(frame: Mapping[str, Any]) -> str:
 
 
 def _data(recording: Recording) -> dict[str, Any]:
-    frames = []
-    for frame, x in zip(recording.frames, times(recording.frames), strict=True):
-        frames.append(
+    return {
+        "unit": recording.header["unit"],
+        "meaning": MEANING,
+        "colour": {state: colour(state) for state in MEANING},
+        "frames": [
             {
-                "x": x,
+                "time_s": frame["time_s"],
                 "words": words(frame),
                 "lines": [line._asdict() for line in lines(recording.header, frame)],
                 "owners": owners(frame),
                 "cached": frame["in_prefix_cache"],
             }
-        )
-    return {"unit": recording.header["unit"], "meaning": MEANING, "frames": frames}
+            for frame in recording.frames
+        ],
+    }
 
 
-def _script_json(data: dict[str, Any]) -> str:
-    """JSON that can't end the script element it stands in."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _legend(state: PageState) -> str:
-    hatch = '<rect class="hatch" width="16" height="16"/>' if state is PageState.SHARED else ""
-    box = f'<svg viewBox="0 0 16 16"><rect class="s-{state}" width="16" height="16"/>{hatch}</svg>'
-    return f"<li>{box}{state} <span>{MEANING[state]}</span></li>"
-
-
-_PALE = (
-    '<li><svg viewBox="0 0 16 16"><rect class="s-private dim" width="16" height="16"/></svg>pale'
-    " <span>no token there (yet)</span></li>"
-)
-
-
-def _table(recording: Recording) -> str:
-    head = "".join(f"<th>{name}</th>" for name in ("step", "seconds", *MEANING, "budget"))
-    rows = []
-    for frame in recording.frames:
-        cells = [f"{frame['step']}", f"{frame['time_s']:.3f}"]
-        cells += [f"{frame['bytes'][state]:,}" for state in MEANING] + [f"{frame['budget_bytes']:,}"]
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+def _table(recording: Recording) -> Table:
+    rows = [
+        [
+            f"{frame['step']}",
+            f"{frame['time_s']:.3f}",
+            *(f"{frame['bytes'][state]:,}" for state in MEANING),
+            f"{frame['budget_bytes']:,}",
+        ]
+        for frame in recording.frames
+    ]
+    return Table("", ["step", "seconds", *map(str, MEANING), "budget"], rows)

@@ -12,11 +12,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from vattn.engine.engine import Engine
 from vattn.errors import ConfigError
 from vattn.kv.page_map import PageMap, PageState
+from vattn.units import nbytes
+
+if TYPE_CHECKING:
+    from vattn.engine.engine import Engine
 
 FORMAT = "vattn-pagemap-1"
 SAME = ("backend", "unit", "unit_bytes", "unit_tokens", "row_units")
@@ -46,6 +49,24 @@ class Recording:
         self.frames.append(
             {"step": step, "time_s": round(time_s, 6), **more, **{name: record[name] for name in MOMENT}}
         )
+
+    def fullest(self) -> int:
+        """Index of the moment at which live requests needed most, and of these the one with most tokens."""
+
+        def needed(index: int) -> tuple[int, int]:
+            frame = self.frames[index]
+            tokens = sum(row["tokens"] for row in frame["rows"])
+            return frame["bytes"]["private"] + frame["bytes"]["shared"], tokens
+
+        return max(range(len(self.frames)), key=needed)
+
+    def describe(self) -> str:
+        """What was recorded, in a sentence."""
+        header, count = self.header, len(self.frames)
+        size = f"{nbytes(header['unit_bytes'])}, {header['unit_tokens']:g} tokens"
+        moments = "1 moment" if count == 1 else f"{count} moments"
+        steps = self.frames[-1]["step"]
+        return f"{header['backend']}: every {header['unit']} is {size}. {moments}, {steps} steps."
 
     def save(self, path: str | Path) -> None:
         """Write JSON lines."""

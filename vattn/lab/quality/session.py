@@ -68,8 +68,7 @@ def run(
     spec, prompts = loaded.spec, prompts_of(texts, num_prompts)
     longest = max(*map(len, texts), PROMPT_TOKENS + max_tokens) + 1
     wanted = longest + len(prompts) * (PROMPT_TOKENS + max_tokens)
-    per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * spec.dtype.itemsize
-    memory = kv_cache_memory_bytes or wanted * per_token + SPARE_BYTES
+    memory = kv_cache_memory_bytes or wanted * spec.kv_token_bytes + SPARE_BYTES
     with ExitStack() as stack:
 
         def engine(**kv: Any) -> LLM:

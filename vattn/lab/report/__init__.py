@@ -1,7 +1,7 @@
 """A benchmark as one HTML page: charts, tables, conclusions; nothing is loaded from anywhere.
 
-read      the JSON, checked                     series   fewer points, shares, histograms
-style     one colour per backend and kind       svg      axes and marks
-charts    lines, bars, distributions            memory, requests, page_raster: the larger drawings
-tables    every figure, without a script        page     all of it together
+parts               what a section is made of             distributions    from measurements to what is drawn
+bar_charts, distribution_charts, memory_charts, request_timeline           one function per chart
+style               how runs are told apart               tables           every figure, without a script
+page                all of it together; how it looks is said in vattn/lab/templates
 """

@@ -2,51 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from html import escape
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
-from importlib.resources import files
-from string import Template
 from typing import NamedTuple
 
+from vattn import units
+from vattn.lab.bench.metric_table import LATENCIES
 from vattn.lab.bench.read import Bench
-from vattn.lab.bench.serving import LATENCIES
+from vattn.lab.charts.figure import require_matplotlib
 from vattn.lab.doctor.diagnose import diagnose_bench
+from vattn.lab.page_maps.page_state_charts import (
+    MEANING,
+    colour,
+    drawn_units,
+    paint_units,
+    units_height,
+)
 from vattn.lab.page_maps.recorder import Recording
-from vattn.lab.report import charts, memory_charts, page_raster, requests, tables, units
-from vattn.lab.report.series import MAX_POINTS
-from vattn.lab.report.style import styles
+from vattn.lab.report import bar_charts, distribution_charts, memory_charts, request_timeline, tables
+from vattn.lab.report.distributions import MAX_POINTS
+from vattn.lab.report.parts import Code, Columns, Diagnosed, Key, Legend, Note, Part, Points, full_chart, grid
+from vattn.lab.report.style import run_legend, styles
+from vattn.lab.templating import render
 
 
 class Section(NamedTuple):
-    """A part of the page; one without a body is left out."""
+    """A part of the page; one without parts is left out."""
 
     anchor: str
     title: str
-    body: str
+    parts: Sequence[Part]
 
 
 def report_html(bench: Bench, recordings: Sequence[Recording] = ()) -> str:
-    """One file that needs nothing else. `recordings`: page maps over time, drawn where there are any."""
-    sections = [section for section in _sections(bench, recordings) if section.body]
-    folder = files("vattn.lab.report")
+    """One file that needs nothing else. `recordings`: page maps over time, drawn where there are any.
 
-    def asset(name: str) -> str:
-        return (folder / name).read_text(encoding="utf-8")
-
-    return Template(asset("page.html")).substitute(
-        version=version("vattn"),
-        title=escape(_title(bench)),
-        subtitle=escape(_subtitle(bench)),
-        css=asset("page.css"),
-        js=asset("page.js"),
-        nav="".join(f'<a href="#{s.anchor}">{s.title}</a>' for s in sections),
-        sections="\n".join(
-            f'<section id="{s.anchor}"><h2>{s.title}</h2>{s.body}</section>' for s in sections
-        ),
-        footer=escape(
-            f"Made by vattn {version('vattn')} from a {bench.record.get('format', 'benchmark')} record."
-        ),
+    Raises ConfigError without matplotlib.
+    """
+    require_matplotlib("a report")
+    made = f"Made by vattn {version('vattn')} from a {bench.record.get('format', 'benchmark')} record."
+    sections = [section for section in _sections(bench, recordings) if section.parts]
+    return render(
+        "report.html", title=_title(bench), subtitle=_subtitle(bench), sections=sections, footer=made
     )
 
 
@@ -71,87 +68,55 @@ def _subtitle(bench: Bench) -> str:
 
 
 def _sections(bench: Bench, recordings: Sequence[Recording]) -> Iterator[Section]:
-    makers: tuple[tuple[str, str, Callable[[Bench], str]], ...] = (
-        ("conclusions", "Conclusions", _conclusions),
-        ("diagnosis", "Diagnosis", _diagnosis),
-        ("glance", "At a glance", _glance),
-        ("kernels", "Attention by context", _kernels),
-        ("memory", "Memory over time", _memory),
-        ("latency", "Latency", _latency),
-        ("requests", "Requests", _requests),
-        ("lengths", "Lengths and fills", _lengths),
-        ("driver", "Driver calls", _driver),
-    )
-    for anchor, title, make in makers:
-        yield Section(anchor, title, make(bench))
-        if anchor == "memory":
-            yield Section("pages", "Page map over time", _pages(recordings))
+    said = bench.record.get("conclusions") or ()
+    yield Section("conclusions", "Conclusions", [Points(list(map(str, said)))] if said else [])
+    yield Section("diagnosis", "Diagnosis", _diagnosis(bench))
+    yield Section("glance", "At a glance", _glance(bench))
+    yield Section("kernels", "Attention by context", _kernels(bench))
+    yield Section("memory", "Memory over time", _memory(bench))
+    yield Section("pages", "Page map over time", [part for r in recordings for part in _pages(r)])
+    yield Section("latency", "Latency", _latency(bench))
+    yield Section("requests", "Requests", _requests(bench))
+    yield Section("lengths", "Lengths and fills", _lengths(bench))
+    yield Section("driver", "Driver calls", _driver(bench))
     yield Section("tables", "All figures", _tables(bench))
     yield Section("setting", "How it was measured", _setting(bench))
 
 
-def _shell(svg: str) -> str:
-    return f'<div class="shell">{svg}</div>'
-
-
-def _grid(drawn: Sequence[str | None]) -> str:
-    found = [f"<div>{_shell(svg)}</div>" for svg in drawn if svg]
-    return f'<div class="grid">{"".join(found)}</div>' if found else ""
-
-
-def _full(svg: str) -> str:
-    return f'<div class="full">{_shell(svg)}</div>'
-
-
-def _conclusions(bench: Bench) -> str:
-    said = bench.record.get("conclusions") or ()
-    return f'<ul class="said">{"".join(f"<li>{escape(str(s))}</li>" for s in said)}</ul>' if said else ""
-
-
-def _diagnosis(bench: Bench) -> str:
-    parts = []
-    for found in diagnose_bench(bench):
-        if found.verdict == "unknown":
-            continue
-        parts.append(f"<h3>{escape(found.name)}</h3><p>{escape(found.sentence)}</p>")
-        for finding in found.findings:
-            because = "".join(f"<li>{escape(text)}</li>" for text in finding.evidence)
-            then = "".join(f"<li>→ {escape(text)}</li>" for text in finding.advice)
-            parts.append(
-                f'<details class="finding {finding.kind}"><summary><b>{escape(finding.sentence)}</b> '
-                f"{finding.kind}</summary><ul>{because}</ul><ul class='then'>{then}</ul></details>"
-            )
-    note = '<p class="note">As <code>vattn doctor</code> sees it. Open a sentence for its evidence.</p>'
-    return note + "".join(parts) if parts else ""
-
-
-def _glance(bench: Bench) -> str:
-    look, runs = styles(bench.runs), bench.runs
-    drawn = [
-        charts.bar_chart(runs, look, "output_throughput", "Output tokens / s", units.number),
-        charts.bar_chart(runs, look, "request_throughput", "Requests / s", units.number),
-        charts.bar_chart(runs, look, "request_goodput", "Goodput, requests / s", units.number),
-        charts.bar_chart(runs, look, "median_ttft_ms", "TTFT, median", units.millis),
-        charts.bar_chart(runs, look, "p99_ttft_ms", "TTFT, 99th percentile", units.millis),
-        charts.bar_chart(runs, look, "median_tpot_ms", "TPOT, median", units.millis),
-        charts.bar_chart(runs, look, "peak_in_use_bytes", "Peak KV memory in use", units.nbytes),
-        charts.bar_chart(
-            runs, look, "kv_utilization", "KV utilization: tokens / memory mapped", units.percent, 1.12
-        ),
-        charts.bar_chart(runs, look, "mean_running", "Requests running, on average", units.number),
-        charts.bar_chart(runs, look, "attention_share", "Attention's share of the time", units.percent),
+def _diagnosis(bench: Bench) -> list[Part]:
+    found: list[Part] = [
+        Diagnosed(diagnosis.name, diagnosis.sentence, diagnosis.findings)
+        for diagnosis in diagnose_bench(bench)
+        if diagnosis.verdict != "unknown"
     ]
-    grid = _grid(drawn)
-    note = (
-        '<p class="note">Bars are medians over repeats, whiskers the interval that holds the true median.</p>'
-    )
-    return note + grid if grid else ""
+    return [Note("As vattn doctor sees it. Open a sentence for its evidence."), *found] if found else []
 
 
-def _kernels(bench: Bench) -> str:
+GLANCE = {
+    "output_throughput": "Output tokens / s",
+    "request_throughput": "Requests / s",
+    "request_goodput": "Goodput, requests / s",
+    "median_ttft_ms": "TTFT, median",
+    "p99_ttft_ms": "TTFT, 99th percentile",
+    "median_tpot_ms": "TPOT, median",
+    "peak_in_use_bytes": "Peak KV memory in use",
+    "kv_utilization": "KV utilization: tokens / memory mapped",
+    "mean_running": "Requests running, on average",
+    "attention_share": "Attention's share of the time",
+}
+
+
+def _glance(bench: Bench) -> list[Part]:
     look = styles(bench.runs)
-    svg = charts.kernel_chart(bench, look)
-    return charts.run_legend(bench.runs, look) + _full(svg) if svg else ""
+    found = grid([bar_charts.bar_chart(bench.runs, look, key, title) for key, title in GLANCE.items()])
+    note = "Bars are medians over repeats, whiskers the interval that holds the true median."
+    return [Note(note), *found] if found else []
+
+
+def _kernels(bench: Bench) -> list[Part]:
+    look = styles(bench.runs)
+    chart = bar_charts.kernel_chart(bench, look)
+    return [run_legend(bench.runs, look), chart] if chart else []
 
 
 def _end(bench: Bench) -> float:
@@ -159,87 +124,93 @@ def _end(bench: Bench) -> float:
     return max((float(run.repeat.get("duration_s") or 0) for run in bench.runs), default=0.0) or 1.0
 
 
-def _memory(bench: Bench) -> str:
+def _memory(bench: Bench) -> list[Part]:
     end, look = _end(bench), styles(bench.runs)
     top = memory_charts.most_bytes(bench)
-    drawn = [svg for run in bench.runs if (svg := memory_charts.memory_chart(bench, run, end, top))]
+    drawn = [chart for run in bench.runs if (chart := memory_charts.memory_chart(bench, run, end, top))]
     if not drawn:
-        return ""
+        return []
     longest = max(len(run.steps.get("time_s", ())) for run in bench.runs)
     thinned = (
         f" Of up to {longest:,} steps at most {MAX_POINTS} are drawn: of each stretch that which needed most."
         if longest > MAX_POINTS
         else ""
     )
-    note = f'<p class="note">The repeat of median duration, on one scale.{thinned}</p>'
-    queues = [memory_charts.queue_chart(bench.runs, look, column, end) for column in ("running", "waiting")]
-    parts = [
-        note,
-        memory_charts.legend(bench),
-        *map(_full, drawn),
-        charts.run_legend(bench.runs, look),
-        _grid(queues),
+    return [
+        Note(f"The repeat of median duration, on one scale.{thinned}"),
+        memory_charts.memory_legend(bench),
+        *drawn,
+        run_legend(bench.runs, look),
+        *grid([memory_charts.queue_chart(bench.runs, look, c, end) for c in ("running", "waiting")]),
     ]
-    return "".join(parts)
 
 
-def _pages(recordings: Sequence[Recording]) -> str:
-    parts = []
-    for recording in recordings:
-        svg, note = page_raster.raster(recording)
-        said = f'<p class="note">{escape(note)}</p>' if note else ""
-        parts.append(page_raster.legend(recording) + _full(svg) + said)
-    return "".join(parts)
+def _pages(recording: Recording) -> list[Part]:
+    unit, frames = recording.header["unit"], recording.frames
+    there = [state for state in MEANING if any(frame["bytes"].get(state) for frame in frames)]
+    moments, ids = drawn_units(recording)
+    every = len({u for frame in frames for found in frame["units"].values() for u in found})
+    parts: list[Part] = [
+        Legend([Key(colour(state), str(state), MEANING[state]) for state in there]),
+        full_chart(
+            f"{recording.header['backend']}: every {unit} over time",
+            lambda canvas: paint_units(canvas, recording),
+            units_height(recording),
+        ),
+    ]
+    if len(ids) < every or len(moments) < len(frames):
+        note = f"{len(ids):,} of {every:,} {unit}s and {len(moments):,} of {len(frames):,} moments are drawn."
+        parts.append(Note(note))
+    return parts
 
 
-def _latency(bench: Bench) -> str:
+def _latency(bench: Bench) -> list[Part]:
     look = styles(bench.runs)
-    drawn = _grid([charts.latency_chart(bench, name, look) for name in LATENCIES])
-    note = '<p class="note">Requests of all repeats together. A line further left is faster.</p>'
-    return note + charts.run_legend(bench.runs, look) + drawn if drawn else ""
+    drawn = grid([distribution_charts.latency_chart(bench, name, look) for name in LATENCIES])
+    note = "Requests of all repeats together. A line further left is faster."
+    return [Note(note), run_legend(bench.runs, look), *drawn] if drawn else []
 
 
-def _requests(bench: Bench) -> str:
+def _requests(bench: Bench) -> list[Part]:
     end, look = _end(bench), styles(bench.runs)
-    parts = []
+    parts: list[Part] = []
     for run in bench.runs:
-        found = requests.timeline_chart(run, look[run.name], end)
+        found = request_timeline.timeline_chart(run, look[run.name], end)
         if found:
-            svg, note = found
-            parts.append(_full(svg) + (f'<p class="note">{escape(note)}</p>' if note else ""))
-    return requests.LEGEND + "".join(parts) if parts else ""
+            parts += [found[0], *([Note(found[1])] if found[1] else [])]
+    return [request_timeline.LEGEND, *parts] if parts else []
 
 
-def _lengths(bench: Bench) -> str:
+def _lengths(bench: Bench) -> list[Part]:
     look = styles(bench.runs)
-    drawn = [
-        charts.length_chart(bench, "prompt_len", "Prompt lengths"),
-        charts.length_chart(bench, "output_len", "Output lengths"),
-        *(charts.fill_chart(bench, run, look) for run in bench.runs),
-    ]
-    return _grid(drawn) + tables.length_table(bench) if any(drawn) else ""
+    drawn = grid(
+        [
+            distribution_charts.length_chart(bench, "prompt_len", "Prompt lengths"),
+            distribution_charts.length_chart(bench, "output_len", "Output lengths"),
+            *(distribution_charts.fill_chart(bench, run, look) for run in bench.runs),
+        ]
+    )
+    return [*drawn, *tables.length_table(bench)] if drawn else []
 
 
-def _driver(bench: Bench) -> str:
+def _driver(bench: Bench) -> list[Part]:
     look = styles(bench.runs)
     kinds = dict.fromkeys(k for run in bench.runs for k in run.counters.get("driver_latency_log2_ns") or {})
-    drawn = _grid([charts.driver_chart(bench.runs, look, kind) for kind in kinds])
+    drawn = grid([distribution_charts.driver_chart(bench.runs, look, kind) for kind in kinds])
     called = [run for run in bench.runs if any((run.counters.get("driver_calls") or {}).values())]
-    return (charts.run_legend(called, look) + drawn if drawn else "") + tables.driver_table(bench)
+    return [*([run_legend(called, look), *drawn] if drawn else []), *tables.driver_table(bench)]
 
 
-def _tables(bench: Bench) -> str:
-    note = '<p class="note">Medians over repeats, with the interval where repeats differ.</p>'
-    parts = [*tables.metric_tables(bench), tables.kernel_table(bench), tables.counter_table(bench)]
-    return note + "".join(parts) if any(parts) else ""
+def _tables(bench: Bench) -> list[Part]:
+    note = Note("Medians over repeats, with the interval where repeats differ.")
+    parts = [*tables.metric_tables(bench), *tables.kernel_table(bench), *tables.counter_table(bench)]
+    return [note, *parts] if parts else []
 
 
-def _setting(bench: Bench) -> str:
+def _setting(bench: Bench) -> list[Part]:
     environment = dict(bench.environment)
     command = environment.pop("command", None)
-    said = f"<pre><code>{escape(str(command))}</code></pre>" if command else ""
-    parts = []
-    for record, caption in (
+    records = (
         (bench.workload, "Workload"),
         (bench.arrivals, "Arrivals"),
         (bench.limits, "Limits, the same for all"),
@@ -247,7 +218,6 @@ def _setting(bench: Bench) -> str:
         (bench.model, "Model"),
         *(({**run.options, **run.kv}, f"Options and memory of {run.name}") for run in bench.runs),
         (environment, "Environment"),
-    ):
-        if record:
-            parts.append(f'<div class="record">{tables.record_table(record, caption)}</div>')
-    return f'{said}<div class="columns">{"".join(parts)}</div>'
+    )
+    columns = Columns([tables.record_table(record, caption) for record, caption in records if record])
+    return [*([Code(str(command))] if command else []), columns]

@@ -1,32 +1,45 @@
-"""One colour per backend and one per kind of memory, everywhere; runs of one backend differ in their dash.
-
-Colours live in page.css as variables, for light and dark; here are the names of the classes.
-"""
+"""How runs and kinds of memory are told apart: by colour, and runs of one backend by their dash."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from vattn.lab.bench.read import Run
+from vattn.lab.charts.palette import backend_name, light
+from vattn.lab.report.parts import Key, Legend
 
-BACKENDS = ("static", "paged", "virtual", "peer")
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "14 4", "4 2 1 2", "1 4", "12 3 1 3 1 3")
+"""As `stroke-dasharray`, in pixels."""
 
 MEMORY = (
-    ("in_use", "in use", "needed by live requests; a shared page counts once"),
-    ("cached", "cached", "kept for prefix hits only"),
-    ("parked", "parked", "mapped, needed by nobody now"),
-    ("free", "free", "created, in nobody's hands"),
+    ("in_use", "in-use", "in use", "needed by live requests; a shared page counts once"),
+    ("cached", "cached", "cached", "kept for prefix hits only"),
+    ("parked", "parked", "parked", "mapped, needed by nobody now"),
+    ("free", "free", "free", "created, in nobody's hands"),
 )
-"""Kinds of physical memory from the bottom up: column, label, meaning."""
+"""Kinds of physical memory from the bottom up: column of the step log, colour, label, meaning."""
 
 
 class Style(NamedTuple):
-    """How a run is drawn: the class sets the colour, the dash tells it from others of its backend."""
+    """How a run is drawn."""
 
-    css: str
+    colour: str
+    """A name of the palette."""
     dash: str
+    """One of DASHES."""
+
+    def line(self, width: float = 1.8) -> dict[str, Any]:
+        """For matplotlib, whose dashes are multiples of the width."""
+        pattern = [float(length) / width for length in self.dash.split()]
+        return {
+            "color": light(self.colour),
+            "linewidth": width,
+            "linestyle": (0, pattern) if pattern else "-",
+        }
+
+
+Look = Mapping[str, Style]
 
 
 def styles(runs: Sequence[Run]) -> dict[str, Style]:
@@ -34,8 +47,13 @@ def styles(runs: Sequence[Run]) -> dict[str, Style]:
     seen: dict[str, int] = {}
     found: dict[str, Style] = {}
     for run in runs:
-        backend = run.backend if run.backend in BACKENDS else "peer"
+        backend = backend_name(run.backend)
         at = seen.get(backend, 0)
         seen[backend] = at + 1
-        found[run.name] = Style(f"b-{backend}", DASHES[at % len(DASHES)])
+        found[run.name] = Style(backend, DASHES[at % len(DASHES)])
     return found
+
+
+def run_legend(runs: Sequence[Run], look: Look) -> Legend:
+    """Colour and dash of every run."""
+    return Legend([Key(look[run.name].colour, run.name, dash=look[run.name].dash) for run in runs])

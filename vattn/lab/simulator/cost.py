@@ -19,8 +19,8 @@ from typing import NamedTuple, Protocol
 
 from vattn.errors import ConfigError
 from vattn.lab.simulator.gpus import Gpu
-from vattn.lab.simulator.models import SimulatedModel
 from vattn.lab.simulator.work import StepWork
+from vattn.models.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Roofline:
 
     def __init__(
         self,
-        model: SimulatedModel,
+        model: ModelSpec,
         gpu: Gpu,
         *,
         tp: int,

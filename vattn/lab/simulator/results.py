@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vattn.lab.bench.serving import LATENCIES, PERCENTILES
+from vattn.lab.bench.serving import Samples, Served
 from vattn.lab.bench.slo import Slo
 from vattn.lab.bench.steps import StepLog
 from vattn.lab.simulator.request import SimulatedRequest
@@ -70,57 +70,22 @@ class Latencies:
 
 
 def metrics(simulation: Simulation, slo: Slo | None = None) -> dict[str, float | int | None]:
-    """`vattn.lab.bench.serving.serving_metrics` of a simulation, without a list of every token."""
+    """The serving metrics of a simulation, without a list of every token."""
     latencies = Latencies(simulation)
-    requests, done = simulation.outcome.requests, latencies.done
-    seconds = max((r.metrics.finished_time or 0.0 for r in requests), default=0.0)
-    inputs, outputs = sum(r.prompt_len for r in done), int(latencies.outputs.sum())
-
-    def rate(count: int) -> float | None:
-        return count / seconds if seconds > 0 else None
-
-    found: dict[str, float | int | None] = {
-        "duration": seconds,
-        "completed": len(done),
-        "failed": len(requests) - len(done),
-        "total_input_tokens": inputs,
-        "total_output_tokens": outputs,
-        "request_throughput": rate(len(done)),
-        "output_throughput": rate(outputs),
-        "total_token_throughput": rate(inputs + outputs),
-    }
-    if slo is not None:
-        found["request_goodput"] = rate(latencies.good(slo))
-    gaps, times = latencies.itl()
-    for name in LATENCIES:
-        values, weights = (gaps, times) if name == "itl" else (getattr(latencies, name), None)
-        found |= {f"{key}_{name}_ms": value for key, value in _summary(values * 1e3, weights).items()}
-    return found
-
-
-def _summary(values: Array, weights: npt.NDArray[np.int64] | None) -> dict[str, float | None]:
-    """Mean, median, population std and percentiles, each value counted `weights` times."""
-    keys = ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))
-    if not values.size:
-        return dict.fromkeys(keys)
-    mean = float(np.average(values, weights=weights))
-    std = float(np.sqrt(np.average((values - mean) ** 2, weights=weights)))
-    percentiles = [weighted_percentile(values, weights, p) for p in PERCENTILES]
-    return dict(zip(keys, (mean, percentiles[0], std, *percentiles), strict=True))
-
-
-def weighted_percentile(values: Array, weights: npt.NDArray[np.int64] | None, percent: float) -> float:
-    """`np.percentile` of each value repeated `weights` times, without repeating it."""
-    if weights is None:
-        return float(np.percentile(values, percent))
-    order = np.argsort(values)
-    values, last = values[order], np.cumsum(weights[order])
-    position = percent / 100 * (int(last[-1]) - 1)
-    low, high = (
-        float(values[np.searchsorted(last, np.floor(p), side="right")])
-        for p in (position, min(np.floor(position) + 1, float(last[-1] - 1)))
-    )
-    return float(low + (high - low) * (position - np.floor(position)))
+    return Served(
+        max((r.metrics.finished_time or 0.0 for r in simulation.outcome.requests), default=0.0),
+        len(simulation.outcome.requests),
+        len(latencies.done),
+        sum(r.prompt_len for r in latencies.done),
+        int(latencies.outputs.sum()),
+        {
+            "ttft": Samples(latencies.ttft),
+            "tpot": Samples(latencies.tpot),
+            "itl": Samples(*latencies.itl()),
+            "e2el": Samples(latencies.e2el),
+        },
+        None if slo is None else latencies.good(slo),
+    ).metrics()
 
 
 def describe_model(simulation: Simulation) -> dict[str, Any]:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from vattn.config import KVCacheConfig, SchedulerConfig
 from vattn.engine.scheduler import Scheduler
 from vattn.errors import CapacityError, ConfigError
@@ -18,9 +16,9 @@ from vattn.lab.simulator.calibrate import Fit
 from vattn.lab.simulator.cost import CallSeconds, CostModel, Efficiency, Mapping, Roofline
 from vattn.lab.simulator.driver import PricedDriver
 from vattn.lab.simulator.gpus import Gpu
-from vattn.lab.simulator.models import WEIGHT_BYTES, SimulatedModel
 from vattn.lab.simulator.simulator import Outcome, Simulator
 from vattn.lab.simulator.source import Plan, Source
+from vattn.models.spec import PARAMETER_BYTES, ModelSpec
 
 _LEAST_KV = 0.1
 """`tp=None` takes devices until this share of their memory is left to KV."""
@@ -33,7 +31,7 @@ _GRAPH_RESERVE = 0.02
 class SimulationConfig:
     """One simulated engine. Names and defaults follow `LLM`, where it has them."""
 
-    model: SimulatedModel
+    model: ModelSpec
     gpu: Gpu
     tp: int | None = None
     """Devices that share the model; None: the fewest (a power of two) that leave room for KV."""
@@ -43,7 +41,7 @@ class SimulationConfig:
     limits: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(256, 2048))
     max_model_len: int | None = None
     weight_dtype: str = "bfloat16"
-    kv_dtype: torch.dtype = torch.bfloat16
+    kv_dtype: str = "bfloat16"
     hidden_mapping: bool = True
     """Driver calls are made ahead by a thread, or else in the step."""
     overlap: bool = True
@@ -55,9 +53,9 @@ class SimulationConfig:
     """Price steps by this instead of the roofline."""
 
     def __post_init__(self) -> None:
-        if self.weight_dtype not in WEIGHT_BYTES:
+        if self.weight_dtype not in PARAMETER_BYTES:
             raise ConfigError(
-                f"weight_dtype={self.weight_dtype!r} is unknown: use one of {', '.join(WEIGHT_BYTES)}"
+                f"weight_dtype={self.weight_dtype!r} is unknown: use one of {', '.join(PARAMETER_BYTES)}"
             )
         if self.tp is not None and (self.tp < 1 or self.model.num_heads % self.tp):
             raise ConfigError(
@@ -72,14 +70,16 @@ class SimulationConfig:
     @property
     def weight_bytes(self) -> int:
         """Of all devices together."""
-        return int(self.model.num_params * WEIGHT_BYTES[self.weight_dtype])
+        return int(self.model.num_params * PARAMETER_BYTES[self.weight_dtype])
 
     def kv_shape(self, tp: int) -> KVShape:
         """A token's KV on each of `tp` devices. KV heads are copied when there are fewer than devices."""
-        stored = {"auto": self.kv_dtype, "fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}[self.kv.dtype]
+        import torch
+
+        stored = {"auto": self.kv_dtype, "fp8_e4m3": "float8_e4m3fn", "int8": "int8"}[self.kv.dtype]
         scales = 0 if self.kv.dtype == "auto" else SCALE_BYTES
         heads = max(1, self.model.num_kv_heads // tp)
-        return KVShape(self.model.num_layers, heads, self.model.head_dim, stored, scales)
+        return KVShape(self.model.num_layers, heads, self.model.head_dim, getattr(torch, stored), scales)
 
     @property
     def page_granularity(self) -> int:
@@ -210,7 +210,7 @@ def _cost(config: SimulationConfig, shape: KVShape, tp: int) -> CostModel:
         config.model,
         config.gpu,
         tp=tp,
-        weight_bytes=WEIGHT_BYTES[config.weight_dtype],
+        weight_bytes=PARAMETER_BYTES[config.weight_dtype],
         kv_token_bytes=shape.token_bytes,
         paged=config.kv.backend == "paged",
         mapping=Mapping(config.hidden_mapping),

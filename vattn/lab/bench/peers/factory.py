@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vattn.errors import ConfigError
 from vattn.lab.bench.peers.generate_batch import GenerateBatch
@@ -10,7 +11,9 @@ from vattn.lab.bench.peers.llama_cpp import LlamaCpp
 from vattn.lab.bench.peers.vllm import Vllm
 from vattn.lab.bench.run import Limits
 from vattn.lab.bench.target import System
-from vattn.models.loader import LoadedModel
+
+if TYPE_CHECKING:
+    from vattn.models.loader import LoadedModel
 
 PEERS = ("generate_batch", "vllm", "llama.cpp")
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from vattn.errors import ConfigError, VattnError
-from vattn.kv.layout import KVShape
 from vattn.lab.bench.run import Limits
 from vattn.lab.bench.target import Finished, System, Target
 from vattn.lab.bench.tiny import TINY, load_tiny
@@ -32,8 +31,7 @@ class GenerateBatch(System):
     def __init__(self, model: str, loaded: LoadedModel, limits: Limits) -> None:
         self.name = "generate_batch"
         spec = loaded.spec
-        shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype)
-        blocks = limits.kv_memory_bytes // (PAGE_TOKENS * shape.token_bytes)
+        blocks = limits.kv_memory_bytes // (PAGE_TOKENS * spec.kv_token_bytes)
         needed = math.ceil(limits.max_model_len / PAGE_TOKENS) + 1
         if blocks < needed:
             raise ConfigError(

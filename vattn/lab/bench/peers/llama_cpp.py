@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vattn.errors import ConfigError, VattnError
 from vattn.lab.bench.run import Limits
 from vattn.lab.bench.target import Finished, System, Target
-from vattn.models.loader import LoadedModel
+
+if TYPE_CHECKING:
+    from vattn.models.loader import LoadedModel
 
 START_S = 300.0
 """Seconds a server may take to load its model."""

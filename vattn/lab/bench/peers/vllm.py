@@ -6,13 +6,14 @@ import importlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vattn.errors import ConfigError
-from vattn.kv.layout import KVShape
 from vattn.lab.bench.run import Limits
 from vattn.lab.bench.target import Finished, System, Target
-from vattn.models.loader import LoadedModel
+
+if TYPE_CHECKING:
+    from vattn.models.loader import LoadedModel
 
 
 class Vllm(System):
@@ -33,15 +34,14 @@ class Vllm(System):
             raise ConfigError("--peer vllm needs a model on disk or on the hub, not one made in memory")
         spec = loaded.spec
         block = 16
-        shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype)
         self.options: dict[str, Any] = {
             "model": loaded.path,
-            "dtype": str(spec.dtype).removeprefix("torch."),
+            "dtype": spec.dtype_name,
             "max_model_len": limits.max_model_len,
             "max_num_seqs": limits.max_num_seqs,
             "max_num_batched_tokens": limits.max_num_batched_tokens,
             "block_size": block,
-            "num_gpu_blocks_override": max(1, limits.kv_memory_bytes // (block * shape.token_bytes)),
+            "num_gpu_blocks_override": max(1, limits.kv_memory_bytes // (block * spec.kv_token_bytes)),
             "skip_tokenizer_init": True,
         }
 

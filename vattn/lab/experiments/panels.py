@@ -1,4 +1,4 @@
-"""One look for all figures: light, and told apart by anyone (the palette of Okabe and Ito)."""
+"""An experiment's figure: panels side by side, in the colours of `vattn.lab.charts.palette`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vattn.errors import ConfigError
-from vattn.lab.experiments.base import Experiment, Parts
+from vattn.lab.charts.figure import require_matplotlib, save_png
+from vattn.lab.charts.palette import SERIES, light
+from vattn.lab.experiments.experiment import Experiment, Parts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#000000")
 COLOURS = {
-    "static": "#D55E00",
-    "paged": "#0072B2",
-    "virtual": "#009E73",
-    "virtual, interleaved": "#56B4E9",
+    "static": light("static"),
+    "paged": light("paged"),
+    "virtual": light("virtual"),
+    "virtual, interleaved": light("virtual-2"),
 }
-"""A backend has one colour in all figures."""
-WASTE, USED, UNUSED = "#E69F00", "#009E73", "#D55E00"
+USED, WASTE, UNUSED = light("in-use"), light("parked"), light("free")
+"""Of memory: holds tokens, lies behind them, is never written."""
 
 
 def check_figure(file: Path | None) -> None:
@@ -29,34 +30,12 @@ def check_figure(file: Path | None) -> None:
         return
     if not file.absolute().parent.is_dir():
         raise ConfigError(f"--figure {file}: there is no folder {file.absolute().parent}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as why:
-        raise ConfigError(f"--figure {file} needs matplotlib: pip install 'vattn[bench]'") from why
+    require_matplotlib(f"--figure {file}")
 
 
 def save(experiment: Experiment, parts: Parts, file: Path) -> None:
     """Draw an experiment's figure as PNG."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    look: dict[str, Any] = {
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": "#E3E3E3",
-        "font.size": 9,
-        "axes.titlesize": 9.5,
-        "legend.fontsize": 8,
-        "legend.frameon": False,
-    }
-    with rc_context(look):
-        figure = Figure(figsize=(9.2, 3.5), layout="constrained", facecolor="white")
-        FigureCanvasAgg(figure)
-        experiment.draw(parts, figure)
-        figure.savefig(file, dpi=110, metadata={"Software": None})
+    save_png(lambda figure: experiment.draw(parts, figure), file, 9.2, 3.5)
 
 
 def axes(figure: Figure, columns: int = 2) -> list[Axes]:
@@ -64,7 +43,7 @@ def axes(figure: Figure, columns: int = 2) -> list[Axes]:
 
 
 def colour(name: str, index: int = 0) -> str:
-    return COLOURS.get(name, PALETTE[index % len(PALETTE)])
+    return COLOURS.get(name, SERIES[index % len(SERIES)])
 
 
 def bars(

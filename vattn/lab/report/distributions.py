@@ -1,4 +1,4 @@
-"""From measurements to what is drawn: fewer points, distributions, fills."""
+"""From measurements to what is drawn: distributions, fills, and fewer points of a long series."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ def axis(value: float) -> str:
 
 
 def nbytes(value: float) -> str:
-    """Binary units: 512 B, 1.5 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    """Binary units: 512 B, 64.0 KiB, 1.50 GiB."""
+    for unit in ("B", "KiB", "MiB"):
         if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if float(value).is_integer() else f"{value:.1f} {unit}"
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
-    return f"{value:,.2f} TiB"
+    return f"{value:.2f} GiB" if abs(value) < 1024 else f"{value / 1024:,.2f} TiB"
 
 
 def seconds(value: float) -> str:
