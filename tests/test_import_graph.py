@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("vmm", "kernels"),
-    ("errors", "config", "params", "outputs", "prompts", "interrupts", "units"),
+    ("errors", "checks", "config", "params", "outputs", "prompts", "token_bound", "interrupts", "units"),
     ("kv", "attention", "models", "sampling", "metrics"),
     ("engine",),
     ("llm", "hf"),
