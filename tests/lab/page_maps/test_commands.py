@@ -125,7 +125,8 @@ class Page(HTMLParser):
         self.rows += tag == "tr"
         self.ids += [known["id"] or ""] if "id" in known else []
         self.classes.update((known.get("class") or "").split())
-        self.outside += [v for k, v in attrs if k in ("src", "href") and v is not None]
+        targets = [v for k, v in attrs if k in ("src", "href") and v is not None]
+        self.outside += [target for target in targets if not target.startswith(("#", "data:"))]
         if tag not in self.VOID:
             self.open.append(tag)
 
