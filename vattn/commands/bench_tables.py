@@ -2,58 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rich.table import Table
 
-from vattn.units import nbytes
+from vattn.lab.bench.metric_table import LATENCIES, Metric, metric
 
-RATES = (
-    ("request_throughput", "requests/s"),
-    ("request_goodput", "goodput, requests/s"),
-    ("output_throughput", "output tokens/s"),
-    ("total_token_throughput", "all tokens/s"),
+SPEED = (
+    "request_throughput",
+    "request_goodput",
+    "output_throughput",
+    "total_token_throughput",
+    *(f"{statistic}_{name}_ms" for name in LATENCIES for statistic in ("mean", "p50", "p99")),
 )
+"""Of each latency the JSON has more."""
 MEMORY = (
-    ("peak_in_use_bytes", "peak in use"),
-    ("peak_kv_bytes", "peak held (in use, parked, cached)"),
-    ("peak_physical_bytes", "peak physical"),
+    "peak_in_use_bytes",
+    "peak_kv_bytes",
+    "peak_physical_bytes",
+    "kv_utilization",
+    "tail_waste_share",
+    "external_waste_share",
+    "shared_saved_share",
+    "attention_share",
 )
-SHARES = (
-    ("kv_utilization", "KV utilization"),
-    ("tail_waste_share", "waste: tails of blocks and pages"),
-    ("external_waste_share", "waste: reserved, never used"),
-    ("shared_saved_share", "saved by sharing"),
-    ("attention_share", "attention's share of the time"),
-)
-SHOWN = ("mean", "p50", "p99")
-"""Of each latency; the JSON has more."""
 COUNTERS = ("preemptions", "recomputed_tokens", "prefix_hit_tokens", "rows_adopted")
+Runs = Sequence[Mapping[str, Any]]
+"""Entries of `runs` in a bench JSON, measured or simulated."""
 
 
 def tables(report: Mapping[str, Any]) -> Iterator[Table]:
     """Speed and latency, memory, and what the driver did: a column per run."""
     runs = report["runs"]
-    speed = _table(f"vattn bench {report['kind']}: {_repeats(report['repeats'])}", runs)
-    for key, label in RATES:
-        _row(speed, label, runs, key, lambda v: f"{v:,.1f}" if v >= 100 else f"{v:.2f}")
-    for name in ("ttft", "tpot", "itl", "e2el"):
-        for key in SHOWN:
-            _row(speed, f"{name.upper()} {key} (ms)", runs, f"{key}_{name}_ms", lambda v: f"{v:,.1f}")
-    yield speed
-    memory = _table("memory", runs)
-    for key, label in MEMORY:
-        _row(memory, label, runs, key, nbytes)
-    for key, label in SHARES:
-        _row(memory, label, runs, key, lambda v: f"{v:.1%}")
-    for key in COUNTERS:
-        _counted(memory, key.replace("_", " "), runs, lambda c, key=key: c.get(key))
+    title = f"vattn bench {report['kind']}: {_repeats(report['repeats'])}"
+    yield table_of(title, runs, metric_rows(runs, SPEED))
+    counted: dict[str, Callable[[Any], Any]] = {
+        key.replace("_", " "): partial(_counter, key) for key in COUNTERS
+    }
     for kind in ("create", "map", "set_access", "unmap"):
-        _counted(memory, f"driver: {kind} calls", runs, lambda c, k=kind: _of(c, "driver_calls", k))
-    _counted(memory, "driver (ms)", runs, lambda c: sum(c["driver_seconds"].values()) * 1e3 if c else None)
-    _counted(memory, "map stall (ms)", runs, lambda c: c["map_stall_s"] * 1e3 if c else None)
-    yield memory
+        counted[f"driver: {kind} calls"] = partial(_driver_calls, kind)
+    counted["driver (ms)"] = lambda c: sum(c["driver_seconds"].values()) * 1e3 if c else None
+    counted["map stall (ms)"] = lambda c: c["map_stall_s"] * 1e3 if c else None
+    yield table_of("memory", runs, [*metric_rows(runs, MEMORY), *counter_rows(runs, counted)])
+
+
+def _counter(key: str, counters: Mapping[str, Any]) -> Any:
+    return counters.get(key)
+
+
+def _driver_calls(kind: str, counters: Mapping[str, Any]) -> Any:
+    return counters.get("driver_calls", {}).get(kind)
+
+
+def metric_rows(runs: Runs, keys: Sequence[str]) -> list[list[str]]:
+    """Label, and the metric of every run with its interval; left out where no run has it."""
+    rows = []
+    for shown in map(metric, keys):
+        found = [run["summary"].get(shown.key) for run in runs]
+        if any(found):
+            rows.append([shown.title, *(_interval(s, shown) for s in found)])
+    return rows
+
+
+def counter_rows(runs: Runs, counted: Mapping[str, Callable[[Any], Any]]) -> list[list[str]]:
+    """By label what is read from the counters of the last repeat; left out where it is nought everywhere."""
+    rows = []
+    for label, pick in counted.items():
+        found = [pick(run["repeats"][-1]["counters"]) for run in runs]
+        if any(found):
+            shown = (f"{v:,.1f}" if isinstance(v, float) else f"{v:,}" for v in found if v is not None)
+            rows.append([label, *("-" if v is None else next(shown) for v in found)])
+    return rows
+
+
+def table_of(title: str, runs: Runs, rows: Sequence[Sequence[str]]) -> Table:
+    """A column per run."""
+    table = Table(title=title)
+    table.add_column("")
+    for run in runs:
+        table.add_column(run["name"], justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _interval(found: Mapping[str, Any] | None, shown: Metric) -> str:
+    if found is None:
+        return "-"
+    middle, low, high = (shown.show(found[name]) for name in ("median", "low", "high"))
+    return middle if low == high else f"{middle} [dim]\\[{low} - {high}][/]"
 
 
 def in_words(record: Mapping[str, Any]) -> str:
@@ -88,43 +127,5 @@ def kernel_table(report: Mapping[str, Any]) -> Table:
     return table
 
 
-def _table(title: str, runs: list[dict[str, Any]]) -> Table:
-    table = Table(title=title)
-    table.add_column("")
-    for run in runs:
-        table.add_column(run["name"], justify="right", overflow="fold")
-    return table
-
-
-def _row(table: Table, label: str, runs: list[dict[str, Any]], key: str, show: Any) -> None:
-    """A metric of every run with its interval; left out where no run has it."""
-    found = [run["summary"].get(key) for run in runs]
-    if not any(found):
-        return
-    cells = []
-    for s in found:
-        if s is None:
-            cells.append("-")
-        elif s["low"] == s["high"]:
-            cells.append(show(s["median"]))
-        else:
-            cells.append(f"{show(s['median'])} [dim]\\[{show(s['low'])} - {show(s['high'])}][/]")
-    table.add_row(label, *cells)
-
-
-def _counted(table: Table, label: str, runs: list[dict[str, Any]], pick: Any) -> None:
-    """A counter of the last repeat; left out where it is nought everywhere."""
-    found = [pick(run["repeats"][-1]["counters"]) for run in runs]
-    if any(found):
-        table.add_row(
-            label, *("-" if v is None else f"{v:,.1f}" if isinstance(v, float) else f"{v:,}" for v in found)
-        )
-
-
 def _repeats(n: int) -> str:
     return "one repeat" if n == 1 else f"medians of {n} repeats \\[low - high]"
-
-
-def _of(counters: Mapping[str, Any], key: str, kind: str) -> int | None:
-    found: int | None = counters.get(key, {}).get(kind)
-    return found

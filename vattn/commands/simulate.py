@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -149,7 +148,7 @@ def _run(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from vattn.lab.bench import bench_report as reports
-    from vattn.lab.simulator.results import metrics, report
+    from vattn.lab.simulator.results import describe_run, report
     from vattn.lab.simulator.setup import simulate as run
     from vattn.lab.simulator.source import plan
 
@@ -176,7 +175,8 @@ def _run(
     console.print(
         f"{workload.describe()}\narrivals {arrivals.describe()}",
     )
-    console.print(_table(done, {name: metrics(s, slo) for name, s in done.items()}))
+    runs = [describe_run(name, s, slo, detail=False) for name, s in done.items()]
+    console.print(_table(runs))
     for sentence in sentences:
         console.print(f"- {sentence}", highlight=False)
     if json_file is not None:
@@ -230,68 +230,44 @@ def _basis(done: Mapping[str, Simulation]) -> list[str]:
     return sentences
 
 
-_ROWS = (
-    ("request_throughput", "requests/s", "{:,.2f}"),
-    ("request_goodput", "goodput, requests/s", "{:,.2f}"),
-    ("output_throughput", "output tokens/s", "{:,.0f}"),
-    *(
-        (f"{key}_{name}_ms", f"{name.upper()} {key} (ms)", "{:,.1f}")
-        for name in ("ttft", "tpot", "e2el")
-        for key in ("median", "p99")
-    ),
+SHOWN = (
+    "request_throughput",
+    "request_goodput",
+    "output_throughput",
+    *(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("median", "p99")),
+    "peak_kv_bytes",
+    "kv_utilization",
+    "peak_running",
 )
-
-_COMPACT = {
-    "requests/s": "req/s",
-    "goodput, requests/s": "good/s",
-    "output tokens/s": "tok/s",
-    "TTFT p99 (ms)": "TTFT p99",
-    "TPOT p99 (ms)": "TPOT p99",
-    "KV utilization": "KV util.",
-    "preemptions": "preempt.",
-}
-"""What is shown of many runs, and how it is called there."""
+COMPACT = (
+    "request_throughput",
+    "request_goodput",
+    "output_throughput",
+    "p99_ttft_ms",
+    "p99_tpot_ms",
+    "kv_utilization",
+)
+"""What is shown of many runs: a row each."""
 
 
-def _table(done: Mapping[str, Simulation], measured: Mapping[str, dict[str, Any]]) -> Table:
-    """A column per run; of many runs a row each."""
-    rows: list[list[str]] = [
-        [label, *[_show(m[key], form) for m in measured.values()]]
-        for key, label, form in _ROWS
-        if all(key in m for m in measured.values())
-    ]
+def _table(runs: list[dict[str, Any]]) -> Table:
+    """A column per run; of many runs a row each. Memory is that of one GPU."""
+    from vattn.commands.bench_tables import counter_rows, metric_rows, table_of
 
-    def add(label: str, values: list[str]) -> None:
-        rows.append([label, *values])
-
-    columns = [s.outcome.steps for s in done.values()]
-    mapped = [[a + b for a, b in zip(c.in_use, c.shared_saved, strict=True)] for c in columns]
-    held = [[a + b + k for a, b, k in zip(c.in_use, c.parked, c.cached, strict=True)] for c in columns]
-    add("peak KV held, a GPU", [nbytes(max(h, default=0)) for h in held])
-    used = [sum(c.logical) / sum(m) if sum(m) else math.nan for c, m in zip(columns, mapped, strict=True)]
-    add("KV utilization", [_show(u, "{:.1%}") for u in used])
-    add("peak running requests", [f"{max(c.running, default=0):,}" for c in columns])
-    add("preemptions", [f"{s.counters['preemptions']:,}" for s in done.values()])
-    calls = [sum(n for k, n in s.counters["driver_calls"].items() if k != "reserve") for s in done.values()]
-    add("driver calls", [f"{n:,}" for n in calls])
-    add("map stall (ms)", [f"{s.counters['map_stall_s'] * 1e3:,.1f}" for s in done.values()])
-    add("virtual time (s)", [f"{s.outcome.seconds:,.1f}" for s in done.values()])
-    if len(done) <= 4:
-        table = Table("", title="simulated")
-        for name in done:
-            table.add_column(name, justify="right")
-        for row in rows:
-            table.add_row(*row)
-        return table
-    short = {label: row for label, *row in rows if label in _COMPACT}
+    counted = {
+        "preemptions": lambda c: c["preemptions"],
+        "driver calls": lambda c: sum(n for k, n in c["driver_calls"].items() if k != "reserve"),
+        "map stall (ms)": lambda c: c["map_stall_s"] * 1e3,
+    }
+    few = len(runs) <= 4
+    rows = [*metric_rows(runs, SHOWN if few else COMPACT), *counter_rows(runs, counted if few else {})]
+    if few:
+        times = [f"{run['repeats'][-1]['duration_s']:,.1f}" for run in runs]
+        return table_of("simulated", runs, [*rows, ["virtual time (s)", *times]])
     table = Table(title="simulated (the JSON has more)")
     table.add_column("", overflow="fold")
-    for label in short:
-        table.add_column(_COMPACT[label], justify="right", no_wrap=True)
-    for at, name in enumerate(done):
-        table.add_row(name, *[row[at] for row in short.values()])
+    for label, *_ in rows:
+        table.add_column(label, justify="right")
+    for at, run in enumerate(runs):
+        table.add_row(run["name"], *(row[at + 1] for row in rows))
     return table
-
-
-def _show(value: float | None, form: str) -> str:
-    return "-" if value is None or math.isnan(value) else form.format(value)

@@ -88,7 +88,7 @@ def test_throughput(tmp_path: Path) -> None:
     assert "random: requests 6, prompt_len loguniform 4:24, output_len uniform 2:8" in shown.replace(
         "\n", " "
     )
-    assert "output tokens/s" in shown and "cannot tell the runs apart" in shown
+    assert "output tokens / s" in shown and "cannot tell the runs apart" in shown
     assert report["conclusions"][0] == "All runs produced the same tokens."
     static, paged, _ = (run["repeats"][0]["metrics"] for run in report["runs"])
     assert static["kv_utilization"] < paged["kv_utilization"], "reserved space is waste"

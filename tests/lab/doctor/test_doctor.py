@@ -45,7 +45,7 @@ def test_pages_are_weighed_in_both_layouts() -> None:
     model = {"num_layers": 2}
     case = Case("c", "virtual", model, lengths=[Length(60, 8)], token_bytes=512, unit_tokens=512)
     labels = {size.label: size.tokens for size in choices(case)}
-    assert labels["64 KiB per_layer"] == 512 and labels["64 KiB interleaved"] == 128
+    assert labels["64.0 KiB per_layer"] == 512 and labels["64.0 KiB interleaved"] == 128
 
 
 def test_noise_and_failures_are_told() -> None:

@@ -25,6 +25,11 @@ class Metric:
     better: Better
     formula: str
 
+    @property
+    def title(self) -> str:
+        """The label where no heading names the group."""
+        return f"{self.group} {self.label}" if self.group.lower() in LATENCIES else self.label
+
 
 LATENCIES = {
     "ttft": ("time to first token", "first token - arrival"),
