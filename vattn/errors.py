@@ -9,6 +9,7 @@ __all__ = [
     "ConfigError",
     "DriverError",
     "DriverUnavailable",
+    "ModelChanged",
     "ModelNotFound",
     "OutOfMemory",
     "QueueFull",
@@ -32,6 +33,10 @@ class ModelNotFound(VattnError, FileNotFoundError):
 
 class UnsupportedModel(VattnError):
     """The model needs something the engine does not do; raised before any weight is loaded."""
+
+
+class ModelChanged(VattnError):
+    """The caller's model was switched to another attention or to training while an LLM uses it."""
 
 
 class RequestError(VattnError, ValueError):

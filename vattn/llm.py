@@ -36,7 +36,6 @@ from vattn.kv.factory import create_kv_cache, open_kv_driver
 from vattn.kv.ranges import KVRanges
 from vattn.kv.usage import MemoryUsage
 from vattn.metrics import EngineMetrics
-from vattn.models.attention import register_attention
 from vattn.models.loader import LoadedModel, load_model
 from vattn.outputs import RequestOutput
 from vattn.params import BeamSearchParams, SamplingParams, each_params
@@ -54,7 +53,7 @@ class LLM:
     Args:
         model: `"smollm2"` (the demo model), a Hugging Face hub id, a folder, a `.gguf` file, a
             transformers model in memory (it serves this engine alone until `close`), or a `LoadedModel`
-            (weights may be shared by several engines).
+            (weights may be shared by several engines, also those of `load_model(a model in memory)`).
         tokenizer: where the model brings none, or another one: a name, a folder or a tokenizer.
         kv_backend: `"virtual"`, `"paged"` or `"static"`: who maps the KV cache.
         kv_layout: `"interleaved"`, `"per_layer"` or `"auto"`; of `virtual` and `static`.
@@ -177,7 +176,6 @@ class LLM:
             max_waiting=max_waiting,
             preemption=preemption,
         )
-        self._own_attention: str | None = None
         if isinstance(model, LoadedModel):
             if not (isinstance(device, str) and isinstance(dtype, str) and device == dtype == "auto"):
                 raise ConfigError("device and dtype belong to load_model: this model is loaded already")
@@ -185,9 +183,6 @@ class LLM:
         else:
             if not isinstance(model, (str, Path, torch.nn.Module)):
                 raise ConfigError(f"model must be a name, a path or a model, not {type(model).__name__}")
-            if isinstance(model, torch.nn.Module):
-                self._own_attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
-            register_attention()
             self.loaded = load_model(
                 model,
                 device=device,
@@ -205,16 +200,17 @@ class LLM:
             )
         self._device = next(self.loaded.model.parameters()).device
         self._trace = EventLog()
-        self._own_driver = None if driver is not None else open_kv_driver(self._device)
-        used = driver if driver is not None else self._own_driver
-        assert used is not None
-        self._driver = used
+        self._own_driver: Driver | None = None
         kv: KVCache | None = None
+        self._loan = self.loaded.lease.take()
         try:
+            if driver is None:
+                driver = self._own_driver = open_kv_driver(self._device)
+            self._driver = driver
             self._kv = kv = create_kv_cache(
                 self.kv_config,
                 self.kv_shape,
-                used,
+                driver,
                 max_model_len=max_model_len,
                 model_len=spec.max_model_len,
                 max_num_seqs=max_num_seqs,
@@ -231,7 +227,7 @@ class LLM:
                     self.scheduler_config,
                     self.kv_config,
                     self._kv,
-                    granularity=used.granularity,
+                    granularity=driver.granularity,
                     max_model_len=self.max_model_len,
                     model_len=spec.max_model_len,
                 )
@@ -245,11 +241,13 @@ class LLM:
                 enforce_eager=enforce_eager,
                 seed=seed,
                 trace=self._trace,
+                loan=self._loan,
             )
             self._delivery = Delivery(self.engine)
             self._closed = False
             self._member = None if coordinator is None else self._join(coordinator, engine_name)
         except BaseException:
+            self._loan.give_back()
             self._trace.close()
             if kv is not None:
                 kv.close()
@@ -481,12 +479,14 @@ class LLM:
     def close(self) -> None:
         """Abort what runs and give all KV memory back. Idempotent; after a DriverError, goes on where it was.
 
-        A transformers model that was handed over gets its own attention back.
+        A transformers model that was handed over is as it was again, unless other engines share it. So it
+        is when an LLM is dropped without `close`.
         """
         with self._delivery.exclusive():
             if self._closed:
                 return
             self._delivery.closed = True
+            self._loan.give_back()
             if self._member is not None:
                 self._member.leave()
             self.engine.abort_all()
@@ -495,8 +495,6 @@ class LLM:
                 self._kv.close()
             finally:
                 self._close_driver()  # gives back what the cache could not
-                if self._own_attention is not None:
-                    self.loaded.model.set_attn_implementation(self._own_attention)  # type: ignore[operator]
             self._closed = True
 
     def __enter__(self) -> Self:

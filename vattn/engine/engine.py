@@ -34,6 +34,7 @@ from vattn.errors import CapacityError, ConfigError, QueueFull, RequestError
 from vattn.interrupts import interrupts_held
 from vattn.kv.base import KVCache
 from vattn.metrics import EngineMetrics
+from vattn.models.lease import Loan
 from vattn.models.loader import LoadedModel
 from vattn.outputs import FinishReason, RequestOutput, TokenLogprobs
 from vattn.params import BeamSearchParams, SamplingParams
@@ -49,6 +50,7 @@ class Engine:
     `overlap`: launch each step before the last one's tokens are known; None: on CUDA.
     `enforce_eager`: no captured graphs; None: graphs on CUDA, with attention that allows it.
     `trace`: where decisions are logged; it stays the caller's.
+    `loan`: this engine's use of the model; it stays the caller's.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Engine:
         enforce_eager: bool | None = None,
         seed: int = 0,
         trace: EventLog | None = None,
+        loan: Loan | None = None,
     ) -> None:
         self.loaded = loaded
         self.kv = kv
@@ -74,7 +77,7 @@ class Engine:
         kernel = create_attention(attention, kv, device)
         self._max_batch = config.max_num_seqs
         self._captures = device.type == "cuda" if enforce_eager is None else not enforce_eager
-        runner = Runner(loaded.model, kernel, device)
+        runner = Runner(loaded.model, kernel, device, loan=loan)
         self.sampler = Sampler(seed=seed, eos_token_ids=loaded.eos_token_ids)
         self.metrics = EngineMetrics()
         self.pipeline = Pipeline(self.scheduler, kv, runner, self.sampler, self.metrics)

@@ -178,12 +178,13 @@ class DecodeGraphs:
         step = TritonStep(self.attention, self.kv, self.scales, inputs, plan, splits)
 
         def forward() -> Tensor:
-            output = self.model(
-                input_ids=self._tokens[:size].unsqueeze(0),
-                position_ids=self._positions[:size].unsqueeze(0),
-                use_cache=False,
-                vattn_step=step,
-            )
+            with torch.autocast(self.kv.device.type, enabled=False):
+                output = self.model(
+                    input_ids=self._tokens[:size].unsqueeze(0),
+                    position_ids=self._positions[:size].unsqueeze(0),
+                    use_cache=False,
+                    vattn_step=step,
+                )
             logits: Tensor = output.logits[0]
             return logits
 

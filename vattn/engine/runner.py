@@ -9,10 +9,11 @@ from vattn.attention.base import AttentionBackend
 from vattn.engine.batch import PackedBatch
 from vattn.engine.graphs import DecodeGraphs
 from vattn.kv.base import AttentionInputs
+from vattn.models.lease import Loan
 
 
 class Runner:
-    """A transformers causal LM, loaded with `attn_implementation="vattn"`; decodes from `graphs`, if any."""
+    """A transformers causal LM with our attention; decodes from `graphs`, if any."""
 
     def __init__(
         self,
@@ -20,8 +21,11 @@ class Runner:
         attention: AttentionBackend,
         device: torch.device,
         graphs: DecodeGraphs | None = None,
+        loan: Loan | None = None,
     ) -> None:
+        """`loan`: proves in every step that the model still has our attention."""
         self.model = model
+        self._loan = loan
         self.attention = attention
         self.device = device
         self.graphs = graphs
@@ -32,7 +36,17 @@ class Runner:
 
         `last_tokens` `[rows]`, on the device, has the values of pending tokens. Returns logits
         `[len(packed.logit_rows), vocab]`. K and V of all tokens are in the cache afterwards.
+        Raises ModelChanged, whatever it computed, if the caller's model lost our attention.
         """
+        if self._loan is not None:
+            self._loan.check()
+        with torch.autocast(self.device.type, enabled=False):  # the caller's must not reach in
+            logits = self._logits(packed, inputs, last_tokens)
+        if self._loan is not None:
+            self._loan.check()
+        return logits
+
+    def _logits(self, packed: PackedBatch, inputs: AttentionInputs, last_tokens: Tensor | None) -> Tensor:
         if self.graphs is not None and self.graphs.fits(inputs):
             logits = self.graphs.run(packed, inputs, last_tokens)
             return logits if len(packed.logit_rows) == len(logits) else logits[packed.logit_rows]

@@ -32,13 +32,14 @@ def activation_bytes(model: nn.Module, max_tokens: int, max_logit_rows: int) -> 
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     tokens = torch.zeros(1, max_tokens, dtype=torch.int64, device=device)
-    logits = model(
-        input_ids=tokens,
-        position_ids=tokens,
-        use_cache=False,
-        logits_to_keep=torch.arange(min(max_logit_rows, max_tokens), device=device),
-        vattn_step=_NoAttention(),
-    ).logits
+    with torch.autocast(device.type, enabled=False):
+        logits = model(
+            input_ids=tokens,
+            position_ids=tokens,
+            use_cache=False,
+            logits_to_keep=torch.arange(min(max_logit_rows, max_tokens), device=device),
+            vattn_step=_NoAttention(),
+        ).logits
     # The sampler's float32 copy and its sorted twin, for a batch with top-p.
     peak = torch.cuda.max_memory_allocated(device) - before + 3 * logits.numel() * 4
     del logits

@@ -35,6 +35,7 @@ from vattn.models.cpu_linear import prepare_for_cpu
 from vattn.models.gguf_cache import converted_copy
 from vattn.models.gguf_convert import NOTES, convert_gguf
 from vattn.models.gguf_file import inspect_gguf
+from vattn.models.lease import ModuleLease
 from vattn.models.placement import choose_device, choose_dtype
 from vattn.models.proof import prove_packed
 from vattn.models.sources import Gguf, Hub, find_model
@@ -52,7 +53,8 @@ class LoadedModel:
     - `tokenizer`: None if the model came without one; then prompts are token ids.
     - `path`: a folder or hub id from which transformers loads the same weights; None: made in memory.
     - `fingerprint`: equal only for equal weights, config and dtype: KV of one is KV of the other.
-    - `eos_token_ids`: tokens that end a generation, as transformers' `generate` has them.
+    - `eos_token_ids`: tokens that end a generation: those of generation config and tokenizer.
+    - `lease`: engines take the model from here; it serves any number of them at once.
     """
 
     model: nn.Module
@@ -64,6 +66,7 @@ class LoadedModel:
     fingerprint: str
     generation_config: Any
     eos_token_ids: frozenset[int]
+    lease: ModuleLease
 
     def adapters(self) -> str:
         """Names of the adapters that are active right now: KV of one is not KV of another."""
@@ -97,14 +100,15 @@ def load_model(
 
     Args:
         model: `"smollm2"` (the demo model), a folder, a `.gguf` file, a hub id, or a transformers model.
-            The latter is switched to our attention and to eval mode, and otherwise left as it is.
+            The latter stays as it is; only while an `LLM` uses it, it has our attention and eval mode.
         device: `"auto"` is CUDA where there is one.
         dtype: `"auto"` is float32 on CPU and the checkpoint's on CUDA (bfloat16 for GGUF).
         revision: branch, tag or commit of a hub repository.
         tokenizer: another one than the model's: a name, a folder, or a tokenizer.
-        attn_implementation: transformers' name of the attention function; the engine needs its own.
-        prepare: rebuild linear layers for speed where that applies (`prepare_for_cpu`). Default: of
-            models loaded here, not of those handed over.
+        attn_implementation: transformers' name of the attention function to load with; an `LLM` switches
+            to its own.
+        prepare: rebuild linear layers for speed where that applies (`prepare_for_cpu`), for good. Default:
+            of models loaded here, not of those handed over.
         progress: receives a line before a long wait; default: a warning to the log.
         accept: called with the model's sizes before weights are read; may raise to refuse them.
 
@@ -118,12 +122,13 @@ def load_model(
         register_attention()
     with collector_paused():
         if isinstance(model, nn.Module):
-            loaded = _adopt(model, place, dtype, attn_implementation, tokenizer, accept)
+            loaded = _adopt(model, place, dtype, tokenizer, accept)
         else:
             files = _find(str(model), revision, trust_remote_code, progress or logger.warning)
             loaded = _read(files, place, dtype, attn_implementation, tokenizer, accept)
         if loaded.spec.model_type not in PROVEN_TYPES and attn_implementation == ATTENTION_NAME:
-            prove_packed(loaded.model, loaded.spec)
+            with loaded.lease.held():
+                prove_packed(loaded.model, loaded.spec)
         rebuild = not isinstance(model, nn.Module) if prepare is None else prepare
         if rebuild and place.type == "cpu":
             prepare_for_cpu(loaded.model)
@@ -194,14 +199,15 @@ def _read(
             )
     tokens = _own_tokenizer(files) if tokenizer is None else _tokenizer(tokenizer)
     identity = files.identity or getattr(config, "_commit_hash", None) or files.location
-    return _describe(model.requires_grad_(False), tokens, spec, files.name, files.location, identity)
+    model = model.requires_grad_(False).eval()
+    ours = attn_implementation == ATTENTION_NAME
+    return _describe(model, tokens, spec, files.name, files.location, identity, ours=ours)
 
 
 def _adopt(
     model: nn.Module,
     place: torch.device,
     dtype: str | torch.dtype,
-    attn_implementation: str,
     tokenizer: Any | None,
     accept: Callable[[ModelSpec], object] | None,
 ) -> LoadedModel:
@@ -217,20 +223,23 @@ def _adopt(
     if accept is not None:
         accept(spec)
     tokens = None if tokenizer is None else _tokenizer(tokenizer)
-    model.set_attn_implementation(attn_implementation)
     name = model.config._name_or_path or type(model).__name__
-    return _describe(model, tokens, spec, name, None, _sample_weights(model))
+    return _describe(model, tokens, spec, name, None, _sample_weights(model), ours=False)
 
 
 def _describe(
-    model: PreTrainedModel, tokenizer: Any, spec: ModelSpec, name: str, path: str | None, identity: str
+    model: PreTrainedModel,
+    tokenizer: Any,
+    spec: ModelSpec,
+    name: str,
+    path: str | None,
+    identity: str,
+    *,
+    ours: bool,
 ) -> LoadedModel:
     generation = getattr(model, "generation_config", None)
-    eos = getattr(generation, "eos_token_id", None)
-    if eos is None:
-        eos = getattr(tokenizer, "eos_token_id", None)
     return LoadedModel(
-        model=model.eval(),
+        model=model,
         tokenizer=tokenizer,
         config=text_config(model.config),
         spec=spec,
@@ -238,8 +247,18 @@ def _describe(
         path=path,
         fingerprint=_hash(identity, model.config.to_json_string(), str(spec.dtype)),
         generation_config=generation,
-        eos_token_ids=frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos),
+        eos_token_ids=_end_tokens(spec.vocab_size, generation, tokenizer),
+        lease=ModuleLease(model, ours=ours),
     )
+
+
+def _end_tokens(vocab_size: int, *sources: Any) -> frozenset[int]:
+    """The EOS tokens that any of the sources names, without those that the model can't produce."""
+    found: set[int] = set()
+    for source in sources:
+        eos = getattr(source, "eos_token_id", None)
+        found.update([] if eos is None else [eos] if isinstance(eos, int) else eos)
+    return frozenset(token for token in found if 0 <= token < vocab_size)
 
 
 def _own_tokenizer(files: _Files) -> Any | None:

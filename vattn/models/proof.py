@@ -60,11 +60,12 @@ def prove_packed(model: PreTrainedModel, spec: ModelSpec) -> None:
     before = model.config._attn_implementation
     naive = NaiveAttention(LENGTHS)
     try:
-        model.set_attn_implementation("eager")
-        parts = torch.split(ids, list(LENGTHS), dim=1)
-        alone = [model(input_ids=part, use_cache=False).logits for part in parts]
-        model.set_attn_implementation(ATTENTION_NAME)
-        packed = model(input_ids=ids, position_ids=positions, use_cache=False, vattn_step=naive).logits
+        with torch.autocast(model.device.type, enabled=False):
+            model.set_attn_implementation("eager")
+            parts = torch.split(ids, list(LENGTHS), dim=1)
+            alone = [model(input_ids=part, use_cache=False).logits for part in parts]
+            model.set_attn_implementation(ATTENTION_NAME)
+            packed = model(input_ids=ids, position_ids=positions, use_cache=False, vattn_step=naive).logits
     except Exception as why:
         raise UnsupportedModel(f"{spec.model_type} models cannot be run on packed sequences: {why}") from why
     finally:

@@ -50,15 +50,16 @@ def calibrate(
         raise ConfigError("there is no text to calibrate on")
     spec, device = loaded.spec, next(loaded.model.parameters()).device
     watch = _Watch(spec.num_layers, spec.num_kv_heads, device)
-    for ids in pieces:
-        tokens = torch.tensor([ids], device=device)
-        loaded.model(
-            input_ids=tokens,
-            position_ids=torch.arange(len(ids), device=device).unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=1,
-            vattn_step=watch,
-        )
+    with loaded.lease.held():
+        for ids in pieces:
+            tokens = torch.tensor([ids], device=device)
+            loaded.model(
+                input_ids=tokens,
+                position_ids=torch.arange(len(ids), device=device).unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=1,
+                vattn_step=watch,
+            )
     k, v = (watch.largest * headroom).cpu().unbind(1)
     return KVRanges(k, v)
 

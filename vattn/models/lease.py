@@ -1,0 +1,136 @@
+"""Who a model serves: engines switch it to our attention, and the last of them gives it back as it was.
+
+    the caller's module   | sdpa, train |                                | sdpa, train |
+                                        └ first take        last return ┘
+    the engines' model                  | vattn, eval . . . . . . . . . |
+
+A model is in use while its config names our attention. That is the only mark, so it also stands for
+modules that share a config with one in use, and for copies of one.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from vattn.errors import ConfigError, ModelChanged
+from vattn.interrupts import interrupts_held
+from vattn.models.attention import ATTENTION_NAME, register_attention
+from vattn.models.spec import text_config
+
+
+class ModuleLease:
+    """Counts the engines that use one model. Thread-safe.
+
+    `ours`: the model was loaded with our attention, so nobody else can be using it.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, ours: bool) -> None:
+        self.model = model
+        self._ours = ours
+        self._loans = 0
+        self._attention: list[tuple[PreTrainedConfig, Any]] = []
+        """Configs and the attention each of them named before."""
+        self._training: list[nn.Module] = []
+        """Modules that were in training mode before."""
+        # Reentrant: the garbage collector may return a loan in the middle of another call.
+        self._lock = threading.RLock()
+
+    def take(self) -> Loan:
+        """Have the model ready for one more engine. Raises ConfigError if it serves somebody else."""
+        with self._lock:
+            if not self._loans and not self._ours:
+                self._require_free()
+            self._loans += 1
+            loan = Loan(self)
+            try:
+                if self._loans == 1:
+                    self._switch()
+                loan.check()
+            except BaseException:
+                loan.give_back()
+                raise
+            return loan
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """`take`, and return at the end."""
+        loan = self.take()
+        try:
+            yield
+        finally:
+            loan.give_back()
+
+    def _require_free(self) -> None:
+        if any(config._attn_implementation == ATTENTION_NAME for config in _configs(self.model)):
+            raise ConfigError(
+                f"this {type(self.model).__name__} serves an LLM already, or shares its config with a model "
+                "that does: close that LLM first, or let several share load_model(model). If no LLM uses it, "
+                "give it another attention: model.set_attn_implementation('sdpa')"
+            )
+
+    def _switch(self) -> None:
+        register_attention()
+        self._attention = [(config, config._attn_implementation) for config in _configs(self.model)]
+        self._training = [module for module in self.model.modules() if module.training]
+        self.model.set_attn_implementation(ATTENTION_NAME)
+        self.model.eval()
+
+    def _return(self) -> None:
+        with self._lock:
+            self._loans -= 1
+            if self._loans:
+                return
+            for config, before in self._attention:
+                if config._attn_implementation == ATTENTION_NAME:  # else somebody chose another meanwhile
+                    # Not through the property, which would set the configs inside this one too.
+                    config._attn_implementation_internal = before
+            for module in self._training:
+                module.training = True
+            self._attention, self._training = [], []
+
+
+class Loan:
+    """One engine's use of a model; ends with `give_back`, or when it is garbage collected."""
+
+    def __init__(self, lease: ModuleLease) -> None:
+        self._model = lease.model
+        self._config: PreTrainedConfig = text_config(lease.model.config)
+        self._end = weakref.finalize(self, lease._return)
+
+    def check(self) -> None:
+        """Raise ModelChanged unless the model still computes what the engine needs. Costs next to nothing."""
+        if self._config._attn_implementation != ATTENTION_NAME:
+            raise ModelChanged(
+                f"the model's attention was set to {self._config._attn_implementation!r} while an LLM uses it: "
+                f"go on with model.set_attn_implementation({ATTENTION_NAME!r}), or close the LLM"
+            )
+        if self._model.training:
+            raise ModelChanged(
+                "the model was put into training mode while an LLM uses it: go on with model.eval(), or "
+                "close the LLM"
+            )
+
+    def give_back(self) -> None:
+        """The engine is done with the model. Idempotent."""
+        with interrupts_held():  # half a return would never be finished
+            self._end()
+
+
+def _configs(model: nn.Module) -> list[PreTrainedConfig]:
+    """The configs of all models inside, and the configs inside those; each once."""
+    found: dict[int, PreTrainedConfig] = {}
+    waiting = [m.config for m in model.modules() if isinstance(m, PreTrainedModel)]
+    while waiting:
+        config = waiting.pop()
+        if id(config) not in found:
+            found[id(config)] = config
+            inner = (getattr(config, name, None) for name in config.sub_configs)
+            waiting += [each for each in inner if isinstance(each, PreTrainedConfig)]
+    return list(found.values())
