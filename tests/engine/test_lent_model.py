@@ -263,3 +263,22 @@ def test_autocast_of_the_caller_changes_nothing(backend: str) -> None:
         outputs = llm.generate(PROMPTS, greedy(6), use_tqdm=False)
         assert torch.is_autocast_enabled("cpu")
     assert [o.outputs[0].token_ids for o in outputs] == expected
+
+
+# ---------------------------------------------------------------------- end tokens that can't be
+@pytest.mark.parametrize("backend", ["virtual", "paged", "static"])
+def test_end_tokens_outside_the_vocabulary_change_nobodys_tokens(backend: Any) -> None:
+    model = a_model()
+    vocab = model.config.vocab_size
+    wanted = SamplingParams(temperature=0, max_tokens=8, min_tokens=8, logprobs=2)
+    model.generation_config.eos_token_id = [2]
+    with LLM(model, kv_backend=backend, **SMALL) as llm:
+        expected = llm.generate(PROMPTS, wanted, use_tqdm=False)
+    model.generation_config.eos_token_id = [2, -1, vocab, vocab + 7, 10**6]
+    with LLM(model, kv_backend=backend, **SMALL) as llm:
+        outputs = llm.generate(PROMPTS, wanted, use_tqdm=False)
+    for got, want in zip(outputs, expected, strict=True):
+        assert got.outputs[0].token_ids == want.outputs[0].token_ids
+        assert [sorted(e) for e in got.outputs[0].logprobs or []] == [
+            sorted(e) for e in want.outputs[0].logprobs or []
+        ]

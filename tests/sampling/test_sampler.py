@@ -459,3 +459,32 @@ def test_the_gpu_draws_the_same_tokens() -> None:
                 out.append(token)
         results.append(outputs)
     assert results[0] == results[1]
+
+
+# ---------------------------------------------------------------------- rows and their neighbours
+odd_ids = st.sampled_from([-VOCAB - 1, -VOCAB, -2, -1, 0, EOS, VOCAB - 1, VOCAB, VOCAB + 1, 2 * VOCAB, 10**9])
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    eos=st.frozensets(odd_ids, max_size=4),
+    bad=st.lists(st.lists(odd_ids, min_size=1, max_size=2), max_size=3),
+    prompt=st.lists(odd_ids, max_size=4),
+    bias=st.dictionaries(odd_ids.filter(lambda token: token >= 0), st.floats(-50, 50), max_size=3),
+)
+def test_tokens_that_have_no_logit_never_reach_into_another_row(
+    eos: frozenset[int], bad: list[list[int]], prompt: list[int], bias: dict[int, float]
+) -> None:
+    """Whatever ids a request names, the rows around it give what they give alone."""
+    logits = random_logits(3, seed=5)
+    plain = {"temperature": 0.0, "logprobs": 3, "min_tokens": 2, "repetition_penalty": 1.2}
+    sampler, odd_sampler = Sampler(eos_token_ids=[EOS]), Sampler(eos_token_ids=eos)
+    alone = [sampler.sample(logits[row : row + 1], [state_of(sampler, [5], **plain)]) for row in (0, 2)]
+    states = [state_of(sampler, [5], **plain) for _ in range(3)]
+    states[1] = state_of(odd_sampler, prompt, bad_words=bad, logit_bias=bias, **plain)
+    batch = sampler.sample(logits, states)
+    assert batch.logprobs is not None
+    for row, single in zip((0, 2), alone, strict=True):
+        assert single.logprobs is not None
+        assert batch.token_ids[row] == single.token_ids[0]
+        assert batch.logprobs[row] == single.logprobs[0]

@@ -107,8 +107,9 @@ class Loan:
     def check(self) -> None:
         """Raise ModelChanged unless the model still computes what the engine needs. Costs next to nothing."""
         if self._config._attn_implementation != ATTENTION_NAME:
+            now = self._config._attn_implementation
             raise ModelChanged(
-                f"the model's attention was set to {self._config._attn_implementation!r} while an LLM uses it: "
+                f"the model's attention was set to {now!r} while an LLM uses it: "
                 f"go on with model.set_attn_implementation({ATTENTION_NAME!r}), or close the LLM"
             )
         if self._model.training:

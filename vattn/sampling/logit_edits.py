@@ -41,6 +41,15 @@ class BadWords:
         }
 
 
+def flat_indices(row: int, tokens: Iterable[int], vocab_size: int) -> list[int]:
+    """Where a row's tokens stand in the flattened logits `[B, V]`.
+
+    Tokens that have no logit are left out: they can't be sampled anyway, and their place would be one of
+    another row.
+    """
+    return [row * vocab_size + token for token in tokens if 0 <= token < vocab_size]
+
+
 class LogitEdits:
     """The edits of one batch of requests. Each step: `prepare()`, and if it says so, `apply(logits)`."""
 
@@ -53,18 +62,18 @@ class LogitEdits:
         bans: list[int] = []
         penalised: list[PenalisedRow] = []
         for row, state in enumerate(states):
-            base = row * vocab_size
             for token, value in (state.params.logit_bias or {}).items():
-                bias[base + token] = value
+                bias.update(dict.fromkeys(flat_indices(row, [token], vocab_size), value))
             if state.bad_words:
                 words = BadWords(state.bad_words)
-                bans += [base + token for token in words.always]
+                bans += flat_indices(row, words.always, vocab_size)
                 if words.contextual:
                     self._bad_words.append((row, state, words))
             if state.params.min_tokens and state.terminal_ids:
                 self._short.append((row, state, state.terminal_ids))
             if state.params.penalised:
-                penalised.append(PenalisedRow(row, state.params, state.counts(), state.output_token_ids))
+                counts = state.counts(vocab_size)
+                penalised.append(PenalisedRow(row, state.params, counts, state.output_token_ids))
         self._bias_index = self._index(bias) if bias else None
         self._bias = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
         self._always = bans
@@ -83,9 +92,9 @@ class LogitEdits:
                 entry for entry in self._short if len(entry[1].output_token_ids) < entry[1].params.min_tokens
             ]
             for row, _, terminal in self._short:
-                bans += [row * self._vocab_size + token for token in terminal]
+                bans += flat_indices(row, terminal, self._vocab_size)
         for row, state, words in self._bad_words:
-            bans += [row * self._vocab_size + token for token in words.banned_after(state.output_token_ids)]
+            bans += flat_indices(row, words.banned_after(state.output_token_ids), self._vocab_size)
         if bans != self._bans:
             self._bans = bans
             self._ban_index = self._index(bans) if bans else None

@@ -23,7 +23,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, counts: Sequence[int]) -> 
     if not counts:
         return []
     vocab_size = logits.shape[1]
-    widths = [vocab_size if count == WHOLE_VOCABULARY else count for count in counts]
+    widths = [vocab_size if count == WHOLE_VOCABULARY else min(count, vocab_size) for count in counts]
     logits = logits.float()
     log_total = logits.logsumexp(-1, keepdim=True)
     own = logits.gather(1, token_ids.unsqueeze(1))

@@ -48,9 +48,9 @@ class SamplingState:
         )
         self.plain = params.greedy and not self.edited and params.logprobs is None
 
-    def counts(self) -> TokenCounts:
-        """Token counts for the penalties, made when first needed."""
+    def counts(self, vocab_size: int) -> TokenCounts:
+        """Token counts for the penalties, made when first needed; of tokens that have a logit."""
         if self._counts is None:
             prompt = self.prompt_token_ids if self.params.repetition_penalty != 1.0 else ()
-            self._counts = TokenCounts(prompt)
+            self._counts = TokenCounts([token for token in prompt if 0 <= token < vocab_size])
         return self._counts
