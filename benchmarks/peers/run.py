@@ -22,9 +22,9 @@ from vattn import LLM
 from vattn.lab.bench.arrivals import Arrivals
 from vattn.lab.bench.compare import run_backend
 from vattn.lab.bench.environment import environment
+from vattn.lab.bench.interleaved_run import Limits
 from vattn.lab.bench.load import drive
 from vattn.lab.bench.peers.generate_batch import GenerateBatch
-from vattn.lab.bench.run import Limits
 from vattn.lab.bench.timeline import duration
 from vattn.lab.bench.workload import RandomWorkload, WorkloadRequest
 from vattn.models.loader import LoadedModel, load_model

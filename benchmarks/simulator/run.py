@@ -22,8 +22,8 @@ from vattn.config import KVCacheConfig, SchedulerConfig
 from vattn.lab.bench.arrivals import Arrivals
 from vattn.lab.bench.engines import vattn_systems
 from vattn.lab.bench.environment import environment
+from vattn.lab.bench.interleaved_run import Limits, Plan, run
 from vattn.lab.bench.lengths import Lengths
-from vattn.lab.bench.run import Limits, Plan, run
 from vattn.lab.bench.steps import MEMORY
 from vattn.lab.bench.tiny import load_for_bench
 from vattn.lab.bench.workload import RandomWorkload

@@ -128,8 +128,8 @@ def kernels(
     from vattn.commands.bench_tables import kernel_table
     from vattn.errors import ConfigError
     from vattn.lab.bench import bench_report as reports
+    from vattn.lab.bench.interleaved_run import Limits
     from vattn.lab.bench.kernel_bench import bench_kernels
-    from vattn.lab.bench.run import Limits
     from vattn.models.describe import describe_model
 
     reports.check_writable(options.json_file)

@@ -20,7 +20,7 @@ from vattn.units import nbytes
 if TYPE_CHECKING:
     from vattn.lab.bench.arrivals import Arrivals
     from vattn.lab.bench.engines import VattnSystem
-    from vattn.lab.bench.run import Limits
+    from vattn.lab.bench.interleaved_run import Limits
     from vattn.lab.bench.slo import Slo
     from vattn.lab.bench.workload import Workload
     from vattn.models.loader import LoadedModel
@@ -40,9 +40,9 @@ def compare_systems(
 
     from vattn.commands.bench_tables import in_words, tables
     from vattn.lab.bench import bench_report as reports
-    from vattn.lab.bench.choose import choose_limits
+    from vattn.lab.bench.from_options import choose_limits
+    from vattn.lab.bench.interleaved_run import HEADLINES, Plan, run
     from vattn.lab.bench.peers.factory import peer_systems
-    from vattn.lab.bench.run import HEADLINES, Plan, run
     from vattn.lab.bench.target import System
     from vattn.models.describe import describe_model
 
@@ -95,7 +95,7 @@ def conclude(console: Console, report: dict[str, Any], options: RunOptions) -> N
         reports.write(options.json_file, report)
         console.print(f"everything measured was written to {options.json_file}")
     if options.html_file is not None:
-        from vattn.lab.bench.read import as_bench
+        from vattn.lab.bench.bench_record import as_bench
         from vattn.lab.report.page import report_html
 
         options.html_file.write_text(report_html(as_bench(report)), encoding="utf-8")
@@ -170,7 +170,7 @@ def systems_of(loaded: LoadedModel, choices: Choices, limits: Limits) -> list[Va
 
 
 def workload_of(load: WorkloadOptions, options: RunOptions) -> Workload:
-    from vattn.lab.bench.choose import choose_workload
+    from vattn.lab.bench.from_options import choose_workload
 
     smoke = options.smoke
     return choose_workload(
@@ -190,7 +190,7 @@ def workload_of(load: WorkloadOptions, options: RunOptions) -> Workload:
 
 
 def arrivals_of(workload: Workload, load: WorkloadOptions, arriving: ArrivalOptions) -> Arrivals:
-    from vattn.lab.bench.choose import choose_arrivals
+    from vattn.lab.bench.from_options import choose_arrivals
 
     return choose_arrivals(
         workload,

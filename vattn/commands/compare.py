@@ -74,9 +74,9 @@ def compare(
 
     from vattn.config import KVCacheConfig
     from vattn.errors import ConfigError
-    from vattn.lab.bench.choose import choose_workload
     from vattn.lab.bench.compare import run_backend, tokens_equal
     from vattn.lab.bench.environment import environment
+    from vattn.lab.bench.from_options import choose_workload
     from vattn.llm import LLM
     from vattn.models.attention import register_attention
     from vattn.models.loader import load_model

@@ -22,7 +22,7 @@ def doctor(
     import json
 
     from vattn.errors import ConfigError
-    from vattn.lab.bench.read import load_json
+    from vattn.lab.bench.bench_record import load_json
     from vattn.lab.doctor.diagnose import diagnose_record
     from vattn.lab.doctor.text import lines
 

@@ -20,8 +20,8 @@ def report(
 
     The page is one file that loads nothing, readable without JavaScript, in light and dark, and on paper.
     """
+    from vattn.lab.bench.bench_record import load_bench
     from vattn.lab.bench.bench_report import check_drawable
-    from vattn.lab.bench.read import load_bench
     from vattn.lab.page_maps.recorder import Recording
     from vattn.lab.report.page import report_html
 

@@ -92,7 +92,7 @@ def simulate(
     from vattn.commands.simulate_options import configure, parse_assumptions, parse_sweeps
     from vattn.errors import ConfigError
     from vattn.lab.bench import bench_report as reports
-    from vattn.lab.bench.choose import choose_arrivals, choose_workload
+    from vattn.lab.bench.from_options import choose_arrivals, choose_workload
     from vattn.lab.bench.slo import Slo
     from vattn.lab.simulator.calibrate import calibrate as fit_to
     from vattn.lab.simulator.sweep import combinations

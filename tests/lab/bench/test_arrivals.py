@@ -11,7 +11,7 @@ import pytest
 
 from vattn.errors import ConfigError
 from vattn.lab.bench.arrivals import Arrivals
-from vattn.lab.bench.choose import choose_arrivals
+from vattn.lab.bench.from_options import choose_arrivals
 from vattn.lab.bench.trace import TraceRow, TraceWorkload
 from vattn.lab.bench.workload import RandomWorkload
 

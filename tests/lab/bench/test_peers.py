@@ -12,10 +12,10 @@ import pytest
 
 from vattn.errors import ConfigError
 from vattn.lab.bench.arrivals import Arrivals
+from vattn.lab.bench.interleaved_run import Limits, Plan, run
 from vattn.lab.bench.lengths import Lengths
 from vattn.lab.bench.load import drive
 from vattn.lab.bench.peers.factory import peer_systems
-from vattn.lab.bench.run import Limits, Plan, run
 from vattn.lab.bench.synthetic import ChatWorkload
 from vattn.lab.bench.target import System
 from vattn.lab.bench.tiny import load_tiny

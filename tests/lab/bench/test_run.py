@@ -16,7 +16,7 @@ from vattn.errors import ConfigError
 from vattn.lab.bench import bench_report as reports
 from vattn.lab.bench.arrivals import Arrivals
 from vattn.lab.bench.environment import environment
-from vattn.lab.bench.run import HEADLINES, Limits, Plan, run
+from vattn.lab.bench.interleaved_run import HEADLINES, Limits, Plan, run
 from vattn.lab.bench.target import System, Target
 from vattn.lab.bench.workload import RandomWorkload
 

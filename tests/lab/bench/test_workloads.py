@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vattn.errors import ConfigError
-from vattn.lab.bench.choose import choose_workload
+from vattn.lab.bench.from_options import choose_workload
 from vattn.lab.bench.lengths import Lengths
 from vattn.lab.bench.synthetic import (
     BeamSearchWorkload,

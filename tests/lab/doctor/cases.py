@@ -8,10 +8,10 @@ from typing import Any
 from vattn.config import KVCacheConfig, SchedulerConfig
 from vattn.lab.bench import bench_report as reports
 from vattn.lab.bench.arrivals import Arrivals
+from vattn.lab.bench.bench_record import as_bench
 from vattn.lab.bench.engines import VattnSystem
+from vattn.lab.bench.interleaved_run import HEADLINES, Limits, Plan, run
 from vattn.lab.bench.lengths import Lengths
-from vattn.lab.bench.read import as_bench
-from vattn.lab.bench.run import HEADLINES, Limits, Plan, run
 from vattn.lab.bench.tiny import load_tiny
 from vattn.lab.bench.workload import RandomWorkload, Workload
 from vattn.lab.doctor.diagnose import Diagnosis, diagnose_bench

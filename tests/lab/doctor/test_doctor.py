@@ -12,7 +12,7 @@ from tests.lab.doctor.cases import measured_record, requests, tiny
 from vattn import LLM, SamplingParams
 from vattn.cli import app
 from vattn.errors import ConfigError
-from vattn.lab.bench.read import as_bench
+from vattn.lab.bench.bench_record import as_bench
 from vattn.lab.doctor.case import Case, Length
 from vattn.lab.doctor.diagnose import RULES, diagnose, diagnose_bench, diagnose_record
 from vattn.lab.doctor.size_rules import best, choices, waste

@@ -9,10 +9,10 @@ from typing import Any
 from vattn import LLM, SamplingParams
 from vattn.lab.bench import bench_report as reports
 from vattn.lab.bench.arrivals import Arrivals
+from vattn.lab.bench.bench_record import as_bench
 from vattn.lab.bench.engines import vattn_systems
+from vattn.lab.bench.interleaved_run import HEADLINES, Limits, Plan, run
 from vattn.lab.bench.lengths import Lengths
-from vattn.lab.bench.read import as_bench
-from vattn.lab.bench.run import HEADLINES, Limits, Plan, run
 from vattn.lab.bench.slo import Slo
 from vattn.lab.bench.synthetic import SharedPrefixWorkload
 from vattn.lab.bench.tiny import load_tiny

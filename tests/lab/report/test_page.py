@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tests.lab.report.pages import Reader, bench_record, page, recording
 from vattn.cli import app
 from vattn.errors import ConfigError
-from vattn.lab.bench.read import as_bench
+from vattn.lab.bench.bench_record import as_bench
 from vattn.lab.charts.palette import COLOURS
 from vattn.lab.report.page import report_html
 from vattn.lab.report.parts import NARROW

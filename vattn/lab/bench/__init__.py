@@ -6,11 +6,12 @@
                          │
     target    engines (ours, watched by probe: steps, kernel_time)    peers (generate_batch, vLLM, llama.cpp)
                          │
-    run                  systems take turns, repeat after repeat
+    interleaved_run      systems take turns, repeat after repeat
                          │
     serving, slo         vLLM's metrics of the timelines
     intervals            what a few repeats can say       conclusions    in words
-    report               the JSON, `vattn-bench-1`
+    metric_table         every metric: key, formula, format, better direction
+    bench_report         the JSON, `vattn-bench-1`, written;   bench_record    read back
 
 `compare` is the older, smaller sister: one run of random requests, for `vattn compare`.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vattn.lab.bench.read import Bench, Run
+from vattn.lab.bench.bench_record import Bench, Run
 
 
 def unit_tokens(bench: Bench, run: Run) -> float | None:

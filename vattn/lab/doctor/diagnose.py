@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vattn.errors import ConfigError
-from vattn.lab.bench.read import Bench, as_bench
+from vattn.lab.bench.bench_record import Bench, as_bench
 from vattn.lab.doctor import memory_rules, prefill_rules, prefix_rules, size_rules, speed_rules, trust_rules
 from vattn.lab.doctor.case import Case
 from vattn.lab.doctor.finding import Finding

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from vattn.lab.bench.bench_record import Bench, Run
 from vattn.lab.bench.geometry import token_bytes, unit_tokens
-from vattn.lab.bench.read import Bench, Run
 from vattn.lab.doctor.case import Case, Length, Steps
 
 

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from vattn.lab.bench.arrivals import Arrivals
 from vattn.lab.bench.engines import VattnSystem
+from vattn.lab.bench.interleaved_run import Limits, Plan, run
 from vattn.lab.bench.kernel_bench import bench_kernels
-from vattn.lab.bench.run import Limits, Plan, run
 from vattn.lab.bench.workload import Workload
 from vattn.models.loader import LoadedModel
 

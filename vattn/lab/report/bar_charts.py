@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vattn import units
+from vattn.lab.bench.bench_record import Bench, Run
 from vattn.lab.bench.metric_table import METRICS
-from vattn.lab.bench.read import Bench, Run
 from vattn.lab.charts.figure import Canvas
 from vattn.lab.charts.palette import light
 from vattn.lab.report.parts import Chart, full_chart, small_chart

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from vattn import units
+from vattn.lab.bench.bench_record import Bench, Run
 from vattn.lab.bench.metric_table import LATENCIES
-from vattn.lab.bench.read import Bench, Run
 from vattn.lab.charts.figure import Canvas, say, steps
 from vattn.lab.charts.palette import light
 from vattn.lab.report.distributions import bins, ecdf, latencies, tail_fills

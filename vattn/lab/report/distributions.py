@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vattn.lab.bench.bench_record import Bench, Run
 from vattn.lab.bench.geometry import unit_tokens
-from vattn.lab.bench.read import Bench, Run
 
 MAX_POINTS = 400
 """Of a line over time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vattn import units
-from vattn.lab.bench.read import Bench, Run
+from vattn.lab.bench.bench_record import Bench, Run
 from vattn.lab.charts.figure import Canvas, steps
 from vattn.lab.charts.palette import light
 from vattn.lab.report.distributions import thin

@@ -7,8 +7,8 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from vattn import units
+from vattn.lab.bench.bench_record import Bench
 from vattn.lab.bench.metric_table import LATENCIES
-from vattn.lab.bench.read import Bench
 from vattn.lab.charts.figure import require_matplotlib
 from vattn.lab.doctor.diagnose import diagnose_bench
 from vattn.lab.page_maps.page_state_charts import (

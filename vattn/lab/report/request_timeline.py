@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vattn import units
-from vattn.lab.bench.read import Run
+from vattn.lab.bench.bench_record import Run
 from vattn.lab.charts.figure import Canvas
 from vattn.lab.charts.palette import light
 from vattn.lab.report.parts import Chart, Key, Legend, full_chart

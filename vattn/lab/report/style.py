@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vattn.lab.bench.read import Run
+from vattn.lab.bench.bench_record import Run
 from vattn.lab.charts.palette import backend_name, light
 from vattn.lab.report.parts import Key, Legend
 

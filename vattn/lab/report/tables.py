@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from vattn import units
+from vattn.lab.bench.bench_record import Bench, Run
 from vattn.lab.bench.metric_table import METRICS, Metric, metric
-from vattn.lab.bench.read import Bench, Run
 from vattn.lab.report.parts import Cell, Table
 
 Rows = list[Sequence[str | Cell]]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vattn.errors import ConfigError
+from vattn.lab.bench.interleaved_run import Limits
 from vattn.lab.bench.peers.generate_batch import GenerateBatch
 from vattn.lab.bench.peers.llama_cpp import LlamaCpp
 from vattn.lab.bench.peers.vllm import Vllm
-from vattn.lab.bench.run import Limits
 from vattn.lab.bench.target import System
 
 if TYPE_CHECKING:

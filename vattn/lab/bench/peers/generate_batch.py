@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from vattn.errors import ConfigError, VattnError
-from vattn.lab.bench.run import Limits
+from vattn.lab.bench.interleaved_run import Limits
 from vattn.lab.bench.target import Finished, System, Target
 from vattn.lab.bench.tiny import TINY, load_tiny
 from vattn.models.loader import LoadedModel, load_model

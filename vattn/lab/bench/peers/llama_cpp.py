@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vattn.errors import ConfigError, VattnError
-from vattn.lab.bench.run import Limits
+from vattn.lab.bench.interleaved_run import Limits
 from vattn.lab.bench.target import Finished, System, Target
 
 if TYPE_CHECKING:

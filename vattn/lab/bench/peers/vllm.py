@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vattn.errors import ConfigError
-from vattn.lab.bench.run import Limits
+from vattn.lab.bench.interleaved_run import Limits
 from vattn.lab.bench.target import Finished, System, Target
 
 if TYPE_CHECKING:

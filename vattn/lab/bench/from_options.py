@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from vattn.errors import ConfigError
 from vattn.lab.bench.arrivals import ArrivalKind, Arrivals
+from vattn.lab.bench.interleaved_run import Limits
 from vattn.lab.bench.lengths import Lengths
-from vattn.lab.bench.run import Limits
 from vattn.lab.bench.synthetic import (
     BeamSearchWorkload,
     ChatWorkload,
