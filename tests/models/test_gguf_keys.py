@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, Starcoder2Config
+from transformers import AutoModelForCausalLM, Phi3Config, PreTrainedModel, Starcoder2Config
 
 from tests.models.gguf_files import head_dim, tiny_llama, write_gguf
 from tests.models.tiny import build, randomize
@@ -149,6 +149,41 @@ def test_divisors_of_frequencies_are_applied_exactly(
         loaded.model.model.rotary_emb.inv_freq, written.model.rotary_emb.inv_freq, rtol=1e-5, atol=0
     )
     assert loaded.spec.max_model_len == 128
+
+
+def test_factors_for_short_and_long_sequences_are_applied(tmp_path: Path) -> None:
+    short, long = [1.0 + index / 8 for index in range(8)], FACTORS
+    config = Phi3Config(
+        vocab_size=160,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        original_max_position_embeddings=64,
+        pad_token_id=None,
+        eos_token_id=None,
+        rope_parameters=rope("longrope", short_factor=short, long_factor=long, attention_factor=1.1),
+    )
+    written = randomize(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+    keys = {"original_context_length": 64, "attn_factor": 1.1}
+    path = write_gguf(
+        tmp_path / "phi3.gguf",
+        written,
+        arch="phi3",
+        keys={f"phi3.rope.scaling.{key}": value for key, value in keys.items()},
+        tensors={
+            f"rope_factors_{name}.weight": np.array(factors, np.float32)
+            for name, factors in (("short", short), ("long", long))
+        },
+    )
+    loaded = load(path)
+    assert loaded.spec.max_model_len == 64
+    torch.testing.assert_close(
+        loaded.model.model.rotary_emb.inv_freq, written.model.rotary_emb.inv_freq, rtol=1e-5, atol=0
+    )
+    assert_same_model(path, written)
 
 
 REFUSED_ROPES: dict[str, tuple[dict[str, Any], list[float] | None, str]] = {
@@ -352,3 +387,12 @@ def test_generation_stops_at_the_ends_of_text_turn_and_message(tmp_path: Path) -
             output = llm.generate(prompt, greedy)[0].outputs[0]
         assert output.finish_reason == "stop"
         assert list(output.token_ids) == list(tokens[: tokens.index(tokens[5]) + 1])
+
+
+def test_a_file_that_names_no_end_has_none_and_one_beyond_the_vocabulary_does_not_count(
+    tmp_path: Path,
+) -> None:
+    for eos in (None, 9999):
+        keys = {"tokenizer.ggml.eos_token_id": eos, "tokenizer.ggml.eot_token_id": 9999}
+        path = write_gguf(tmp_path / f"{eos}.gguf", tiny_llama(), keys=keys)
+        assert load(path).eos_token_ids == frozenset()

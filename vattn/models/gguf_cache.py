@@ -28,7 +28,7 @@ from vattn.errors import ConfigError, ModelNotFound, VattnError
 
 # Of what a copy holds. Any change of how files are read raises it: copies of other formats are never used,
 # and those of older ones are removed when a new one is built.
-FORMAT = 3
+FORMAT = 4
 MARKER = "complete.json"
 CHECKSUM_LIMIT = 16 << 20  # files up to this many bytes are compared by hash too, not by size alone
 

@@ -17,6 +17,7 @@ from vattn.errors import ConfigError, UnsupportedModel
 from vattn.models.gguf_file import GgufSummary
 from vattn.models.gguf_rope import KEYS as ROPE_KEYS
 from vattn.models.gguf_rope import Rope
+from vattn.models.gguf_tokenizer import SENTENCEPIECE_IDS
 
 # Key → fields of configs that mean the same; a config has one of them.
 _FIELDS: dict[str, tuple[str, ...]] = {
@@ -118,13 +119,17 @@ def apply_keys(config: Any, summary: GgufSummary) -> Rope:
         elif key not in ROPE_KEYS and key not in _IDLE:
             raise refuse(key, "vattn does not know this key, which may change the model")
 
+    _apply_special_ids(config, summary)
     if hasattr(config, "head_dim"):  # transformers may have taken it from rope.dimension_count
         config.head_dim = _head_dim(config, keys)
     if not keys.get("attention.sliding_window") and getattr(config, "sliding_window", None):
         config.sliding_window = None  # a default of transformers, not of the file
     rope = Rope(summary, _head_dim(config, keys), config.max_position_embeddings)
     if hasattr(config, "rope_parameters"):
+        before = config.rope_parameters or {}
         config.rope_parameters = rope.parameters()
+        if "partial_rotary_factor" in before:  # some classes need it at 1 too
+            config.rope_parameters["partial_rotary_factor"] = rope.partial
         if hasattr(config, "original_max_position_embeddings"):  # transformers gives it precedence
             config.original_max_position_embeddings = config.rope_parameters.get(
                 "original_max_position_embeddings", config.max_position_embeddings
@@ -149,7 +154,17 @@ def _is_implied(key: str, value: Any, keys: dict[str, Any], config: Any) -> bool
     return "epsilon" in key and bool(other & keys.keys())  # converters write both, models use one
 
 
-def stop_ids(summary: GgufSummary) -> list[int]:
+def _apply_special_ids(config: Any, summary: GgufSummary) -> None:
+    """Take the ids of bos, eos and pad from the file: defaults of a config class mean another vocabulary."""
+    defaults = SENTENCEPIECE_IDS if summary.fields.get("tokenizer.ggml.model") == "llama" else {}
+    for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        token_id = summary.fields.get(f"tokenizer.ggml.{name}_token_id", defaults.get(role))
+        inside = isinstance(token_id, int) and 0 <= token_id < config.vocab_size
+        setattr(config, f"{role}_token_id", token_id if inside else None)
+
+
+def stop_ids(config: Any, summary: GgufSummary) -> list[int]:
     """Ids of the tokens that end a text (eos), a turn (eot) or a message (eom), in this order."""
-    ids = (summary.fields.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom"))
-    return list(dict.fromkeys(token_id for token_id in ids if isinstance(token_id, int)))
+    turns = (summary.fields.get(f"tokenizer.ggml.{role}_token_id") for role in ("eot", "eom"))
+    ids = [config.eos_token_id, *turns]
+    return list(dict.fromkeys(i for i in ids if isinstance(i, int) and 0 <= i < config.vocab_size))

@@ -17,12 +17,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.modeling_gguf_pytorch_utils import (
-    TENSOR_PROCESSORS,
-    TensorProcessor,
-    get_gguf_hf_weights_map,
-    load_gguf_checkpoint,
-)
 
 from vattn.errors import ConfigError, UnsupportedModel
 from vattn.models.gguf_config import apply_keys, check_kind, stop_ids
@@ -74,6 +68,9 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
 
 def _decode(summary: GgufSummary) -> Any:
     """The float32 model in a file."""
+    # Not at the top: a release of transformers without these functions still loads other models.
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
     path = summary.path
     check_kind(summary)
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
@@ -93,13 +90,19 @@ def _decode(summary: GgufSummary) -> Any:
     weights = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
     model.load_state_dict(_complete(model, weights), strict=False, assign=True)
     model.tie_weights()
-    if stops := stop_ids(summary):
+    if stops := stop_ids(config, summary):
         model.generation_config.eos_token_id = stops if len(stops) > 1 else stops[0]
     return model
 
 
 def _refuse_unknown_tensors(model: Any, config: Any, summary: GgufSummary) -> None:
     """Raise UnsupportedModel for a tensor that neither transformers' decoder nor we put anywhere."""
+    from transformers.modeling_gguf_pytorch_utils import (
+        TENSOR_PROCESSORS,
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+    )
+
     processor = TENSOR_PROCESSORS.get(summary.architecture, TensorProcessor)(config=config.to_dict())
     known = get_gguf_hf_weights_map(model, processor).keys() | ROPE_TENSORS
     if not getattr(config, "tie_word_embeddings", False):

@@ -25,7 +25,7 @@ _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # of the token types
 _SPACE = "▁"
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-_SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}  # where the file names none
+SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}  # where the file names none
 
 
 # Keys that say nothing of text, or that the two kinds of vocabulary above have no use for.
@@ -70,7 +70,7 @@ def build_tokenizer(fields: dict[str, Any]) -> PreTrainedTokenizerFast:
         add_bos, ids = pre_tokenizer.add_bos, {}
     elif model == "llama":
         tokenizer = _sentencepiece(fields, vocabulary)
-        add_bos, ids = True, _SENTENCEPIECE_IDS
+        add_bos, ids = True, SENTENCEPIECE_IDS
     else:
         raise UnsupportedModel(f"{_PREFIX}model={model!r} is a kind of vocabulary that vattn does not know")
 
@@ -133,7 +133,7 @@ def _sentencepiece(fields: dict[str, Any], vocabulary: dict[str, int]) -> Tokeni
     if scores is None or len(scores) < len(vocabulary):
         raise ConfigError(f"{_PREFIX}model='llama' needs one value in {_PREFIX}scores per token")
     merges = generate_merges(vocabulary, dict(zip(vocabulary, scores, strict=False)))
-    unknown = _special_tokens(fields, list(vocabulary), _SENTENCEPIECE_IDS).get("unk")
+    unknown = _special_tokens(fields, list(vocabulary), SENTENCEPIECE_IDS).get("unk")
     bpe = models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(bpe)
     prefix = bool(fields.get(_PREFIX + "add_space_prefix", True))
