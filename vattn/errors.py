@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from vattn.vmm.driver import DriverError, DriverUnavailable, OutOfMemory
+from vattn.vmm.driver import ArgumentError, DriverError, DriverUnavailable, OutOfMemory
 
 __all__ = [
+    "ArgumentError",
     "CapacityError",
     "ConfigError",
     "DriverError",

@@ -54,7 +54,8 @@ class LLM:
         model: `"smollm2"` (the demo model), a Hugging Face hub id, a folder, a `.gguf` file, a
             transformers model in memory (it serves this engine alone until `close`), or a `LoadedModel`
             (weights may be shared by several engines, also those of `load_model(a model in memory)`).
-        tokenizer: where the model brings none, or another one: a name, a folder or a tokenizer.
+        tokenizer: where the model brings none, or another one: a name, a folder, a transformers tokenizer
+            or a `tokenizers.Tokenizer`.
         kv_backend: `"virtual"`, `"paged"` or `"static"`: who maps the KV cache.
         kv_layout: `"interleaved"`, `"per_layer"` or `"auto"`; of `virtual` and `static`.
         page_bytes: physical page of `virtual`; a multiple of the driver's granularity.
@@ -179,6 +180,8 @@ class LLM:
         if isinstance(model, LoadedModel):
             if not (isinstance(device, str) and isinstance(dtype, str) and device == dtype == "auto"):
                 raise ConfigError("device and dtype belong to load_model: this model is loaded already")
+            if tokenizer is not None:
+                raise ConfigError("tokenizer belongs to load_model: this model is loaded already")
             self.loaded = model
         else:
             if not isinstance(model, (str, Path, torch.nn.Module)):

@@ -83,6 +83,10 @@ class DriverUnavailable(RuntimeError):
     """This machine cannot run the driver; the message says what is missing."""
 
 
+class ArgumentError(ValueError):
+    """A size, shape or device that can't be; nothing was changed."""
+
+
 class Driver(Protocol):
     """Virtual memory of one device. Sizes, addresses and alignments are bytes, multiples of `granularity`.
 
@@ -187,4 +191,4 @@ def open_driver(device: str | torch.device, **options: Any) -> Driver:
         elif torch.cuda.is_available():
             options.setdefault("device_index", torch.cuda.current_device())
         return CudaDriver(**options)
-    raise ValueError(f"no virtual memory driver for device {str(device)!r}: use 'cpu' or 'cuda'")
+    raise ArgumentError(f"no virtual memory driver for device {str(device)!r}: use 'cpu' or 'cuda'")

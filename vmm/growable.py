@@ -10,15 +10,16 @@ No copy when it grows, no more than a page of over-allocation, on CPU and CUDA.
 from __future__ import annotations
 
 import math
+import operator
 import weakref
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import torch
 
-from .driver import DEINITIALIZED, Driver, DriverError, OutOfMemory, open_driver
+from .driver import DEINITIALIZED, ArgumentError, Driver, DriverError, OutOfMemory, open_driver
 from .pool import PagePool
 from .space import AddressSpace
 
@@ -51,8 +52,9 @@ class GrowableTensor:
     its memory alive, also after `close()` or garbage collection. Only `shrink` takes memory away from under
     a view: reading rows that were cut off through an old view may kill the process.
 
-    Not thread-safe, as little as a list is. Raises `ValueError` for impossible sizes, `OutOfMemory` when
-    there is no memory to grow into, `DriverUnavailable` where the device has no virtual memory.
+    Not thread-safe, as little as a list is. Raises `ArgumentError` (a `ValueError`) for impossible
+    sizes, `OutOfMemory` when there is no memory to grow into, `DriverUnavailable` where the device has no
+    virtual memory.
     """
 
     def __init__(
@@ -64,19 +66,31 @@ class GrowableTensor:
         driver: Driver | None = None,
         page_bytes: int | None = None,
     ) -> None:
-        self.shape_tail = tuple(shape_tail)
+        try:
+            if len(shape_tail) > 64:  # more than torch can
+                raise TypeError
+            self.shape_tail = tuple(map(operator.index, shape_tail))
+        except Exception:
+            raise ArgumentError("shape_tail must be the sizes of a row, e.g. (8, 64)") from None
+        if not isinstance(dtype, torch.dtype):
+            raise ArgumentError(f"dtype must be a torch.dtype, not of type {type(dtype).__name__}")
+        if driver is not None and not callable(getattr(driver, "memory_info", None)):
+            raise ArgumentError(f"driver must be a driver of vmm, not of type {type(driver).__name__}")
         self.dtype = dtype
-        self.max_rows = max_rows
+        self.max_rows = max_rows = _whole("max_rows", max_rows)
+        page_bytes = None if page_bytes is None else _whole("page_bytes", page_bytes)
         self.row_bytes = math.prod(self.shape_tail) * dtype.itemsize
         if self.row_bytes <= 0 or any(size < 0 for size in self.shape_tail):
-            raise ValueError(f"a row of shape {self.shape_tail} holds nothing")
+            raise ArgumentError(f"a row of shape {self.shape_tail} holds nothing")
         if max_rows <= 0:
-            raise ValueError(f"max_rows must be positive, not {max_rows}")
+            raise ArgumentError(f"max_rows must be positive, not {max_rows}")
         if page_bytes is not None and page_bytes <= 0:
-            raise ValueError(f"page_bytes must be positive, not {page_bytes}")
+            raise ArgumentError(f"page_bytes must be positive, not {page_bytes}")
+        if max_rows * self.row_bytes >= 2**63:
+            raise ArgumentError(f"{max_rows:,} rows of {self.row_bytes:,} bytes do not fit 64 bits")
         owns_driver = driver is None
         if driver is None:
-            driver = _open(torch.device(device), page_bytes)
+            driver = _open(_device(device), page_bytes)
         try:
             memory = _Memory(driver, owns_driver, page_bytes or driver.granularity, max_rows * self.row_bytes)
         except BaseException:
@@ -116,9 +130,10 @@ class GrowableTensor:
     def grow(self, n: int) -> None:
         """Add `n` rows at the end. All or nothing."""
         memory = self._open_memory()
+        n = _whole("n", n)
         rows = self._rows + n
         if n < 0 or rows > self.max_rows:
-            raise ValueError(f"cannot grow {self._rows} rows by {n}: max_rows is {self.max_rows}")
+            raise ArgumentError(f"cannot grow {self._rows} rows by {n}: max_rows is {self.max_rows}")
         missing = self._pages(rows) - memory.space.mapped(0)
         if missing > 0:
             try:
@@ -139,8 +154,9 @@ class GrowableTensor:
     def shrink(self, n: int) -> None:
         """Drop the last `n` rows and give back the pages only they used, once the device is idle."""
         memory = self._open_memory()
+        n = _whole("n", n)
         if not 0 <= n <= self._rows:
-            raise ValueError(f"cannot shrink {self._rows} rows by {n}")
+            raise ArgumentError(f"cannot shrink {self._rows} rows by {n}")
         rows = self._rows - n
         pages = self._pages(rows)
         self._rows = rows
@@ -152,8 +168,10 @@ class GrowableTensor:
 
     def append(self, rows: torch.Tensor) -> None:
         """Grow by `len(rows)` and copy `rows` (`[k, *shape_tail]`) there."""
+        if not isinstance(rows, torch.Tensor):
+            raise ArgumentError(f"append takes a tensor, not a value of type {type(rows).__name__}")
         if tuple(rows.shape[1:]) != self.shape_tail or not rows.dim():
-            raise ValueError(
+            raise ArgumentError(
                 f"rows of shape {tuple(rows.shape)} do not fit [k, {', '.join(map(str, self.shape_tail))}]"
             )
         start = self._rows
@@ -225,8 +243,28 @@ class GrowableTensor:
 
     def _open_memory(self) -> _Memory:
         if self._memory is None:
-            raise ValueError("the GrowableTensor is closed")
+            raise ArgumentError("the GrowableTensor is closed")
         return self._memory
+
+
+def _whole(name: str, value: Any) -> int:
+    """`value` as an int of 64 bits."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except Exception:
+        raise ArgumentError(f"{name} must be a whole number, not of type {type(value).__name__}") from None
+    if not -(2**63) <= number < 2**63:
+        raise ArgumentError(f"{name} must fit 64 bits")
+    return number
+
+
+def _device(device: Any) -> torch.device:
+    try:
+        return torch.device(device)
+    except Exception as why:
+        raise ArgumentError(f"device must be 'cpu' or 'cuda': {why}") from None
 
 
 def _open(device: torch.device, page_bytes: int | None) -> Driver:

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from . import libc as sys_calls
-from .driver import UNKNOWN, Access, DriverError, DriverUnavailable, OutOfMemory
+from .driver import UNKNOWN, Access, ArgumentError, DriverError, DriverUnavailable, OutOfMemory
 from .hostinfo import host_memory, max_map_count
 from .shadow import Allocation, Shadow, invalid
 from .shadowed import ShadowedDriver
@@ -70,7 +70,7 @@ class HostDriver(ShadowedDriver):
             raise DriverUnavailable(f"HostDriver needs Linux (memfd_create, mmap); this is {sys.platform}")
         page = os.sysconf("SC_PAGE_SIZE")
         if granularity % page:
-            raise ValueError(
+            raise ArgumentError(
                 f"granularity {granularity:,} is not a multiple of the system page, {page:,} bytes"
             )
         total = host_memory()[1]

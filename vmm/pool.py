@@ -14,7 +14,7 @@ import heapq
 import threading
 from collections.abc import Iterable
 
-from .driver import Driver, OutOfMemory
+from .driver import ArgumentError, Driver, OutOfMemory
 
 
 class PagePool:
@@ -27,12 +27,12 @@ class PagePool:
 
     def __init__(self, driver: Driver, page_bytes: int, budget_bytes: int) -> None:
         if page_bytes <= 0 or page_bytes % driver.granularity:
-            raise ValueError(
+            raise ArgumentError(
                 f"page_bytes={page_bytes:,} is not a positive multiple of the {driver.name} driver's "
                 f"granularity, {driver.granularity:,} bytes"
             )
         if budget_bytes < 0:
-            raise ValueError(f"budget_bytes={budget_bytes:,} is negative")
+            raise ArgumentError(f"budget_bytes={budget_bytes:,} is negative")
         self.driver = driver
         self.page_bytes = page_bytes
         self._budget = budget_bytes // page_bytes  # in pages

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from vattn.errors import DriverError, DriverUnavailable, VattnError
+from vattn.errors import ArgumentError, DriverError, DriverUnavailable, VattnError
 
-OURS = (VattnError, DriverError, DriverUnavailable)
+OURS = (VattnError, ArgumentError, DriverError, DriverUnavailable)
 
 
 class Mute:

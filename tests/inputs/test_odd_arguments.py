@@ -15,7 +15,9 @@ from vattn import LLM, BeamSearchParams, SamplingParams
 from vattn.config import KVCacheConfig, SchedulerConfig
 from vattn.engine.service import Service
 from vattn.errors import RequestError
+from vattn.hf import VirtualCache
 from vattn.kv.ranges import KVRanges
+from vattn.vmm.growable import GrowableTensor
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 BEAMS = BeamSearchParams(beam_width=2, max_tokens=3)
@@ -132,6 +134,41 @@ def test_methods_that_take_nothing_leave_the_engine_as_it_was(llm: LLM, expected
         call()
     llm.check()
     assert tokens(llm) == expected
+
+
+# ---------------------------------------------------------------------- memory by itself
+@pytest.mark.parametrize("name", parameters(GrowableTensor))
+def test_every_argument_of_a_growable_tensor_is_checked(name: str) -> None:
+    def build(value: Any) -> None:
+        with GrowableTensor(
+            **{"shape_tail": (2,), "dtype": torch.float32, "max_rows": 100, name: value}
+        ) as t:
+            t.grow(1)
+            t.check()
+
+    assert not foreign(build)
+
+
+@pytest.mark.parametrize("method", ["grow", "shrink", "append"])
+def test_what_does_not_fit_a_growable_tensor_is_refused(method: str) -> None:
+    with GrowableTensor((2,), torch.float32, 100) as tensor:
+        tensor.grow(50)
+        tensor.view()[:] = 7
+        assert not foreign(getattr(tensor, method))
+        tensor.check()
+        assert bool((tensor.view()[:40] == 7).all())
+
+
+@pytest.mark.parametrize("name", parameters(VirtualCache))
+def test_every_argument_of_a_virtual_cache_is_checked(name: str) -> None:
+    def build(value: Any) -> None:
+        cache = VirtualCache(**{"config": loaded().config, "max_len": 100, name: value})
+        states = torch.ones(1, 2, 3, 16)
+        keys, _ = cache.update(states, states, 0)
+        assert bool((keys == 1).all())
+        cache.check()
+
+    assert not foreign(build)
 
 
 # ---------------------------------------------------------------------- the constructor

@@ -10,6 +10,7 @@ import torch
 from transformers import cache_utils
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from vattn.checks import shown
 from vattn.errors import ConfigError, UnsupportedModel
 from vattn.hf.layers import VirtualLayer
 from vattn.hf.layout import LayoutName
@@ -53,6 +54,8 @@ class VirtualCache(DynamicCache):  # type: ignore[misc]  # transformers is untyp
         page_bytes: int | None = None,
         driver: Driver | None = None,
     ) -> None:
+        if config is not None and not callable(getattr(config, "get_text_config", None)):
+            raise ConfigError(f"config must be a transformers config, not {shown(config)}")
         choice = None if config is None else _supported(DynamicCache(config=config).layers)
         if max_len is None:
             max_len = _max_positions(config)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vattn.checks import choice, shown
 from vattn.errors import ConfigError
 from vattn.hf.layout import LAYOUTS, LayoutName, Plan, plan_heads, plan_tokens
 from vattn.vmm.driver import Driver, open_driver
@@ -39,11 +40,14 @@ class Arena:
     def __init__(
         self, layout: LayoutName, page_bytes: int | None, driver: Driver | None, layers: int, max_len: int
     ) -> None:
-        if layout not in LAYOUTS:
-            raise ConfigError(f"layout={layout!r} is unknown: use one of {', '.join(map(repr, LAYOUTS))}")
+        choice("layout", layout, LAYOUTS)
         for name, value in (("page_bytes", page_bytes), ("max_len", max_len)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name} must be a positive whole number, not {value!r}")
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
+                raise ConfigError(f"{name} must be a positive whole number, not {shown(value)}")
+        if driver is not None and not callable(getattr(driver, "memory_info", None)):
+            raise ConfigError(f"driver must be a virtual memory driver of vattn.vmm, not {shown(driver)}")
         self.layout = layout
         self.page_bytes = page_bytes
         self.driver = driver

@@ -72,6 +72,8 @@ class KVRanges:
     @staticmethod
     def load(path: str | Path) -> KVRanges:
         """Read a safetensors file with "k" and "v". Raises ConfigError."""
+        if not isinstance(path, (str, Path)):
+            raise ConfigError(f"kv_scales must be the name of a file, got {shown(path)}")
         if not Path(path).is_file():
             raise ConfigError(f"kv_scales={str(path)!r}: there is no such file; use 'token', or calibrate")
         try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -28,6 +29,7 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
+from vattn.checks import shown
 from vattn.errors import ConfigError, ModelNotFound, UnsupportedModel, VattnError
 from vattn.models.attention import ATTENTION_NAME, register_attention
 from vattn.models.collector import collector_paused
@@ -290,8 +292,15 @@ def _converted_tokenizer(copy: Path, name: str) -> Any | None:
 
 def _tokenizer(tokenizer: Any) -> Any:
     """A tokenizer given as an object, or by name."""
+    if isinstance(tokenizer, Tokenizer):
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     if not isinstance(tokenizer, (str, Path)):
-        return tokenizer
+        if callable(tokenizer) and hasattr(tokenizer, "decode"):
+            return tokenizer
+        raise ConfigError(
+            "tokenizer must be a name, a folder, a transformers tokenizer or a tokenizers.Tokenizer, got "
+            f"{shown(tokenizer)}"
+        )
     try:
         return AutoTokenizer.from_pretrained(str(tokenizer))
     except Exception as why:
