@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,7 +177,11 @@ OPTIONS = parameters(LLM, "model")
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_of_the_engine_is_checked(name: str, expected: list[int]) -> None:
+def test_every_option_of_the_engine_is_checked(
+    name: str, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some values name a file
+
     def build(value: Any) -> None:
         with make_llm(**{"max_model_len": 64, name: value}) as llm:
             llm.check()
