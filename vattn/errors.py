@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vattn.vmm.driver import ArgumentError, DriverError, DriverUnavailable, OutOfMemory
+from vattn.vmm.owner import WrongProcess
 
 __all__ = [
     "ArgumentError",
@@ -17,6 +18,7 @@ __all__ = [
     "RequestError",
     "UnsupportedModel",
     "VattnError",
+    "WrongProcess",
 ]
 
 

@@ -37,6 +37,7 @@ from .driver import (
     MappedRange,
     OutOfMemory,
 )
+from .owner import OwnerProcess
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +71,7 @@ class CudaDriver:
         import torch
 
         self._cu = cu = _bindings()
+        self._owner = OwnerProcess("CudaDriver")
         try:
             self._call("cuInit", 0)
             device = self._call("cuDeviceGet", device_index)
@@ -89,7 +91,7 @@ class CudaDriver:
             torch.device("cuda", device_index) if tensor_device is None else torch.device(tensor_device)
         )
         self._local = threading.local()
-        self._books = _Books(cu, device, context)
+        self._books = _Books(cu, device, context, self._owner)
         self._finalizer = weakref.finalize(self, _close, self._books)
         self._finalizer.atexit = False  # at exit the process gives everything back, and kernels may still run
         self._enter()
@@ -248,8 +250,9 @@ class CudaDriver:
             self._call("cuCtxSynchronize")
 
     def defer(self, clean_up: Callable[[], None]) -> None:
-        """Run at once: the CUDA driver takes care of its own locks."""
-        clean_up()
+        """Run at once: the CUDA driver takes care of its own locks. Not in a forked child."""
+        if self._owner.here:
+            clean_up()
 
     def close(self) -> None:
         """Wait for the device and give everything back that was made here. Idempotent."""
@@ -257,6 +260,7 @@ class CudaDriver:
 
     def _call(self, call: str, *args: Any) -> Any:
         """The value, or tuple of values, of a driver call; a CUresult other than success is raised."""
+        self._owner.require()
         try:
             result = getattr(self._cu, call)(*args)
         except OverflowError as error:  # a number that no C type of the call holds
@@ -303,10 +307,11 @@ class CudaDriver:
 class _Books:
     """What was made and not yet given back: enough to clean up after a driver that was leaked."""
 
-    def __init__(self, cu: Any, device: Any, context: Any) -> None:
+    def __init__(self, cu: Any, device: Any, context: Any, owner: OwnerProcess) -> None:
         self.cu = cu
         self.device = device
         self.context = context
+        self.owner = owner
         self.closed = False
         self.reservations: dict[int, int] = {}  # address -> bytes
         self.mapped: dict[int, int] = {}  # address -> bytes
@@ -343,8 +348,11 @@ def _text(value: bytes | None) -> str:
 
 
 def _close(books: _Books) -> None:
-    """Give everything back, as far as the driver still answers (after a fault it answers nothing)."""
-    if books.closed:
+    """Give everything back, as far as the driver still answers (after a fault it answers nothing).
+
+    A forked child has no CUDA context, and nothing to give back.
+    """
+    if books.closed or not books.owner.here:
         return
     books.closed = True
     cu = books.cu

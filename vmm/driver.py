@@ -92,7 +92,7 @@ class Driver(Protocol):
 
     Every call either does all it was asked or raises `DriverError` and changes nothing. Calls are safe from
     any thread. They are not ordered with work on a stream: whoever unmaps must know that nothing runs on
-    the range.
+    the range. In a forked child they raise `WrongProcess`: the memory there is the parent's.
     """
 
     @property

@@ -20,6 +20,7 @@ from typing import Any, NoReturn, Self
 import torch
 
 from .driver import DEINITIALIZED, ArgumentError, Driver, DriverError, OutOfMemory, open_driver
+from .owner import OwnerProcess
 from .pool import PagePool
 from .space import AddressSpace
 
@@ -29,6 +30,7 @@ class _Memory:
 
     def __init__(self, driver: Driver, owns_driver: bool, page_bytes: int, size: int) -> None:
         self.driver = driver
+        self.owner = OwnerProcess("GrowableTensor")
         self.pool = PagePool(driver, page_bytes, -(-size // page_bytes) * page_bytes)
         self.space = AddressSpace(driver, self.pool, 1, size)
         clean_up = partial(_give_back, driver, owns_driver, self.pool, self.space)
@@ -52,9 +54,11 @@ class GrowableTensor:
     its memory alive, also after `close()` or garbage collection. Only `shrink` takes memory away from under
     a view: reading rows that were cut off through an old view may kill the process.
 
-    Not thread-safe, as little as a list is. Raises `ArgumentError` (a `ValueError`) for impossible
-    sizes, `OutOfMemory` when there is no memory to grow into, `DriverUnavailable` where the device has no
-    virtual memory.
+    Belongs to the process that made it: a forked child may close or drop it, without effect on the parent,
+    and gets `WrongProcess` for everything else. A view made before is still the parent's memory: writes
+    show there. Not thread-safe, as little as a list is. Raises `ArgumentError` (a `ValueError`) for
+    impossible sizes, `OutOfMemory` when there is no memory to grow into, `DriverUnavailable` where the device
+    has no virtual memory.
     """
 
     def __init__(
@@ -117,8 +121,8 @@ class GrowableTensor:
 
         Costs about a microsecond. Its storage spans mapped memory only, so saving or copying it is safe.
         """
+        space = self._open_memory().space
         if self._base is None:
-            space = self._open_memory().space
             rows = min(self.max_rows, space.mapped_bytes // self.row_bytes)
             self._base = space.tensor((rows, *self.shape_tail), None, self.dtype, owner=self._memory)
         return self._base.narrow(0, 0, self._rows)
@@ -244,6 +248,7 @@ class GrowableTensor:
     def _open_memory(self) -> _Memory:
         if self._memory is None:
             raise ArgumentError("the GrowableTensor is closed")
+        self._memory.owner.require()
         return self._memory
 
 

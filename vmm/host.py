@@ -16,8 +16,8 @@ ranges of the file are neighbours too are one mapping to the kernel, so ranges a
 Near the limit `map` raises `OutOfMemory`, early enough that unmapping, which may have to split mappings,
 still works.
 
-After `fork` a child shares the memory but must not use the driver: `create` refuses there, and clean-up in
-the child leaves the parent's memory alone.
+After `fork` a child shares the memory but must not use the driver: every call raises `WrongProcess` there,
+and clean-up in the child does nothing.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 from . import libc as sys_calls
 from .driver import UNKNOWN, Access, ArgumentError, DriverError, DriverUnavailable, OutOfMemory
 from .hostinfo import host_memory, max_map_count
+from .owner import OwnedLock, OwnerProcess
 from .shadow import Allocation, Shadow, invalid
 from .shadowed import ShadowedDriver
 
@@ -77,6 +78,7 @@ class HostDriver(ShadowedDriver):
         if budget is not None and budget > total:
             raise ValueError(f"budget of {budget:,} bytes is more than the memory of this machine, {total:,}")
         super().__init__(granularity, total if budget is None else budget)
+        self._lock = OwnedLock("HostDriver")
         self._own_budget = budget is not None
         self._memory = _Memory()
         self._huge = granularity >= HUGE_PAGE
@@ -143,7 +145,9 @@ class HostDriver(ShadowedDriver):
         return tensor_from_address(va, shape, stride, dtype, self.device, owner)
 
     def close(self) -> None:
-        """Unmap everything and give all memory back, tensors or no. Idempotent."""
+        """Unmap everything and give all memory back, tensors or no. Idempotent. Nothing in a forked child."""
+        if not self._memory.owner.here:
+            return
         with self._lock:
             self._closed = True
             self._finalizer()
@@ -172,10 +176,6 @@ class HostDriver(ShadowedDriver):
             raise _driver_error("free", error) from error
 
     def _do_create(self, allocation: Allocation, shareable: bool) -> None:
-        if os.getpid() != self._memory.pid:
-            raise DriverError(
-                "create", UNKNOWN, hint="this driver was opened by the parent process: open another"
-            )
         try:
             if shareable:
                 allocation.descriptor = os.memfd_create("vattn-shared", os.MFD_CLOEXEC)
@@ -230,7 +230,7 @@ class _Memory:
 
     def __init__(self) -> None:
         self.libc = sys_calls.Libc()
-        self.pid = os.getpid()
+        self.owner = OwnerProcess("HostDriver")
         self.fd = os.memfd_create("vattn", os.MFD_CLOEXEC)
         self._size = 0  # of the file
         self._end = 0  # of the ranges ever used
@@ -256,8 +256,7 @@ class _Memory:
     def give(self, offset: int, size: int) -> None:
         """A range is free: its memory goes back to the system."""
         heapq.heappush(self._holes.setdefault(size, []), offset)
-        if os.getpid() == self.pid:  # a forked child must not empty its parent's pages
-            self.libc.punch_hole(self.fd, offset, size)
+        self.libc.punch_hole(self.fd, offset, size)
 
     def mmap(self, *args: int) -> int:
         """`mmap` that spends the spare mappings rather than fail for want of them."""
@@ -302,7 +301,9 @@ class _Memory:
 
 
 def _close(memory: _Memory, shadow: Shadow) -> None:
-    """Give everything back; also runs when a driver was leaked."""
+    """Give everything back; also runs when a driver was leaked. A forked child has nothing to give."""
+    if not memory.owner.here:
+        return
     descriptors: set[int] = set()
     for reservation in shadow.reservations.values():
         memory.munmap(reservation.base, reservation.end - reservation.base)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from .driver import DEINITIALIZED, Access, DriverError, MappedRange
+from .owner import OwnedLock
 from .shadow import Allocation, Shadow, invalid
 
 _log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ class ShadowedDriver:
             raise ValueError(f"budget must not be negative, not {budget:,} bytes")
         self.granularity = granularity
         self.shadow = Shadow(granularity, budget)
-        self._lock = threading.Lock()
+        self._lock: threading.Lock | OwnedLock = threading.Lock()
         self._closed = False
         self._deferred: deque[Callable[[], None]] = deque()
 

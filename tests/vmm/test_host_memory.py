@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.vmm.memory_files import memory_files, memory_of
-from vattn.vmm.driver import UNKNOWN, Access, DriverError, DriverUnavailable, OutOfMemory
+from vattn.vmm.driver import Access, DriverError, DriverUnavailable, OutOfMemory
 from vattn.vmm.host import HostDriver
 from vattn.vmm.hostinfo import host_memory, max_map_count
 
@@ -303,24 +303,6 @@ def test_the_budget_is_the_memory_of_the_machine_by_default() -> None:
 def test_reserving_more_than_the_address_space_is_an_error_not_a_crash(driver: HostDriver) -> None:
     with pytest.raises(OutOfMemory, match="addresses"):
         driver.reserve(1 << 60)
-
-
-def test_a_forked_child_cannot_take_or_destroy_its_parents_memory(driver: HostDriver) -> None:
-    handle = driver.create(PAGE)
-    page = mapped_page(driver, driver.reserve(PAGE), handle).fill_(8)
-    child = os.fork()
-    if child == 0:
-        try:
-            with pytest.raises(DriverError) as caught:
-                driver.create(PAGE)
-            driver.unmap(page.data_ptr(), PAGE)
-            driver.release(handle)
-            driver.close()
-            os._exit(0 if caught.value.code == UNKNOWN else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert page.eq(8).all()
 
 
 # Threads and finalisers

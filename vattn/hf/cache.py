@@ -41,6 +41,8 @@ class VirtualCache(DynamicCache):  # type: ignore[misc]  # transformers is untyp
     is garbage. Views from `update`, `keys` and `values` stay readable as long as they are held, also after
     all of these; what they show changes when the cache is cropped and written again, or reordered.
 
+    It belongs to the process that made it: a forked child may drop it and gets `WrongProcess` otherwise.
+
     Raises `ConfigError` for wrong arguments, `UnsupportedModel` for layers it cannot hold (linear attention
     and other recurrent states, indexed sparse attention) by name.
     """

@@ -27,11 +27,22 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     """
 
     def __init__(self, arena: Arena, **kwargs: Any) -> None:
-        self._tape: Tape | None = None
+        self._memory: Tape | None = None
         self._arena = arena
         self._length = 0  # tokens ever seen and not cropped
         self._held = 0  # the last of them, which are there
         super().__init__(**kwargs)
+
+    @property
+    def _tape(self) -> Tape | None:
+        """The memory; None before the first token. Raises WrongProcess in a forked child."""
+        if self._memory is not None:
+            self._memory.owner.require()
+        return self._memory
+
+    @_tape.setter
+    def _tape(self, tape: Tape | None) -> None:
+        self._memory = tape
 
     # Tokens
 
@@ -196,7 +207,7 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
                 self._tape.plan,
                 *(view if view is None else view.clone() for view in (self.keys, self.values)),
             )
-        return {**self.__dict__, "_tape": None, "_saved": saved}
+        return {**self.__dict__, "_memory": None, "_saved": saved}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state.pop("_saved")
@@ -270,7 +281,7 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
 
     def _bare_copy(self, arena: Arena) -> Self:
         copied = type(self).__new__(type(self))
-        copied.__dict__.update({**self.__dict__, "_arena": arena, "_tape": None})
+        copied.__dict__.update({**self.__dict__, "_arena": arena, "_memory": None})
         return copied
 
     def _adopt(self, plan: Plan, keys: torch.Tensor | None, values: torch.Tensor | None) -> None:

@@ -21,6 +21,7 @@ import torch
 from vattn.hf.layout import Part, Plan
 from vattn.hf.source import Source
 from vattn.vmm.driver import DEINITIALIZED, Access, Driver, DriverError, OutOfMemory
+from vattn.vmm.owner import OwnerProcess
 from vattn.vmm.pool import PagePool
 from vattn.vmm.space import AddressSpace
 
@@ -55,6 +56,7 @@ class Tape:
     def __init__(self, source: Source, plan: Plan, tokens: int) -> None:
         self.plan = plan
         self.tokens = tokens
+        self.owner = OwnerProcess("VirtualCache")
         page = source.pool.page_bytes
         self._most_pages = [-(-tokens * size // page) for size in plan.ranges]
         try:
