@@ -8,14 +8,13 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
-
 from vattn.checks import choice, flag, number, shown, text, whole
 from vattn.errors import ConfigError
+from vattn.kv.backends import BACKENDS
 from vattn.kv.layout import SCALE_BYTES, KVShape
-from vattn.kv.ranges import KVRanges
 
 if TYPE_CHECKING:
+    from vattn.kv.ranges import KVRanges
     from vattn.models.spec import ModelSpec
 
 PolicyName = Literal["fcfs", "priority"]
@@ -80,7 +79,7 @@ class KVCacheConfig:
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
-            ("kv_backend", self.backend, get_args(KVBackend)),
+            ("kv_backend", self.backend, tuple(BACKENDS)),
             ("kv_layout", self.layout, get_args(LayoutName)),
             ("kv_cache_dtype", self.dtype, get_args(KVDtype)),
         ):
@@ -102,6 +101,8 @@ class KVCacheConfig:
         swap = whole("swap_space_bytes", self.swap_space_bytes, 0, LARGEST, error=ConfigError)
         object.__setattr__(self, "swap_space_bytes", swap)
         if not isinstance(self.scales, str) or self.scales != "token":
+            from vattn.kv.ranges import KVRanges  # with torch, which a configuration can do without
+
             object.__setattr__(self, "scales", KVRanges.of(self.scales))
             if self.dtype == "auto":
                 raise ConfigError(
@@ -115,7 +116,9 @@ class KVCacheConfig:
 
     def shape(self, spec: ModelSpec) -> KVShape:
         """The KV of one token of a model. Raises ConfigError where static scales are of another model."""
-        if isinstance(self.scales, KVRanges):
+        import torch
+
+        if self.scales != "token":
             self.scales.check(spec.num_layers, spec.num_kv_heads)
         stored = {"auto": spec.dtype, "fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}[self.dtype]
         per_token = self.dtype != "auto" and self.scales == "token"
@@ -209,6 +212,8 @@ def check_options(
     for name, value in (("engine_name", engine_name), ("revision", revision), ("attention", attention)):
         if value is not None or name == "attention":
             text(name, value, error=ConfigError)
+    import torch
+
     for name, value, kind in (("device", device, torch.device), ("dtype", dtype, torch.dtype)):
         if not isinstance(value, (str, kind)):
             refuse(name, f"be a name or a torch.{name}", value)

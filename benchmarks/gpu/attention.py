@@ -102,8 +102,8 @@ def flashinfer(problem: Problem, inputs: AttentionInputs, q: Tensor) -> Attend:
     kv, heads = inputs.kv, problem.heads
     page = kv.shape[3]
     if isinstance(inputs, PagedInputs):
-        indices = [block for table in inputs.block_tables for block in table]
-        per_request = len(inputs.block_tables[0])
+        blocks, counts = inputs.blocks()
+        indices, per_request = blocks.tolist(), counts[0]
     else:
         assert isinstance(inputs, ContiguousInputs)
         indices, per_request = inputs.slots, 1

@@ -15,13 +15,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.gpu.problems import DTYPE, Heads, Problem
-from vattn.kv.base import AttentionInputs, Chunk, ContiguousInputs, PagedInputs
-from vattn.kv.layout import KVLayout, KVShape, RowLayout, kv_views
-from vattn.kv.plan import contiguous_inputs, offsets
+from vattn.kv.backends.base import contiguous_inputs
+from vattn.kv.inputs import AttentionInputs, Chunk, ContiguousInputs, PagedInputs, offsets
+from vattn.kv.layout import KVLayout, KVShape, RowLayout
+from vattn.kv.memory.views import kv_views
 from vattn.vmm.driver import Driver
 from vattn.vmm.pool import PagePool
 from vattn.vmm.space import AddressSpace
@@ -93,7 +95,7 @@ class VirtualPlace(Place):
         return 1 if self._layout.ranges == 1 else 2 * rotated_layers(problem)
 
     def bytes_for(self, problem: Problem) -> int:
-        pages = self._layout.pages(problem.context) * problem.batch * self._ranges(problem)
+        pages = self._layout.units.units(problem.context) * problem.batch * self._ranges(problem)
         return pages * self._layout.page_bytes
 
     @property
@@ -109,7 +111,7 @@ class VirtualPlace(Place):
         self._space.driver.synchronize()  # unmapping is not ordered with kernels that may still read
         layers = problem.heads.layers if self._layout.ranges == 1 else rotated_layers(problem)
         rows, used = self._layout.rows, self._ranges(problem)
-        pages = self._layout.pages(problem.context)
+        pages = self._layout.units.units(problem.context)
         want = {r * rows + b: pages for r in range(used) for b in range(problem.batch)}
         for row in range(self._space.rows):
             if self._space.mapped(row) > want.get(row, 0):
@@ -122,7 +124,8 @@ class VirtualPlace(Place):
         for b in range(problem.batch):
             fill(kv[:, :, b, : problem.context].transpose(0, 2))
         self._context = problem.context
-        return contiguous_inputs(kv, self._layout.row_tokens, chunks(problem), list(range(problem.batch)))
+        slots = list(range(problem.batch))
+        return contiguous_inputs(kv, chunks(problem), slots, self._layout.row_tokens)
 
     def unload(self) -> None:
         self._space.driver.synchronize()
@@ -152,7 +155,8 @@ class StaticPlace(Place):
 
     def load(self, problem: Problem) -> ContiguousInputs:
         self._kv = allocate(problem, problem.batch, problem.context, self.device)
-        return contiguous_inputs(self._kv, problem.context, chunks(problem), list(range(problem.batch)))
+        slots = list(range(problem.batch))
+        return contiguous_inputs(self._kv, chunks(problem), slots, problem.context)
 
     def unload(self) -> None:
         self._kv = None
@@ -170,7 +174,7 @@ class PagedPlace(Place):
         self.block_size = block_size
         self._device = device
         self._kv: Tensor | None = None
-        self._tables: list[list[int]] = []
+        self._tables = np.empty((0, 0), np.int32)
         self._context = 0
 
     def _blocks(self, problem: Problem) -> int:
@@ -184,7 +188,7 @@ class PagedPlace(Place):
         blocks = self._blocks(problem)
         self._kv = allocate(problem, blocks, self.block_size, self._device)
         order = torch.randperm(blocks, generator=torch.Generator().manual_seed(0))
-        self._tables = order.view(problem.batch, -1).tolist()
+        self._tables = order.view(problem.batch, -1).int().numpy()
         self._context = problem.context
         steps = chunks(problem)
         # Where new tokens would be stored is not asked here: nothing is.

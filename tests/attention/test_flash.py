@@ -16,11 +16,13 @@ from torch import Tensor
 
 from vattn.attention.factory import create_attention
 from vattn.attention.flash import ContiguousFlash
+from vattn.config import KVCacheConfig
 from vattn.errors import ConfigError
 from vattn.kernels import reference
-from vattn.kv.base import ContiguousInputs
+from vattn.kv.factory import create_kv_cache
+from vattn.kv.inputs import ContiguousInputs
 from vattn.kv.layout import KVLayout, KVShape
-from vattn.kv.static import StaticKVCache
+from vattn.vmm.host import HostDriver
 
 HEADS, KV_HEADS, DIM, LAYERS, LAYER, SLOTS, LENGTH = 6, 2, 16, 3, 1, 7, 40
 
@@ -100,10 +102,12 @@ def test_a_step_becomes_calls_that_flash_attn_takes(
     torch.manual_seed(0)
     chunks, calls = STEPS[name]
     shape = KVShape(LAYERS, KV_HEADS, DIM, torch.float32)
-    cache = StaticKVCache(
-        shape, device=torch.device("cpu"), budget_bytes=SLOTS * LENGTH * shape.token_bytes,
-        max_tokens=LENGTH, max_rows=SLOTS, layout=layout,
-    )  # fmt: skip
+    config = KVCacheConfig(
+        backend="static", layout=layout.value, memory_bytes=SLOTS * LENGTH * shape.token_bytes
+    )
+    cache = create_kv_cache(
+        config, shape, HostDriver(), max_model_len=LENGTH, model_len=LENGTH, max_num_seqs=SLOTS
+    )
     kv = cache.tensor.fill_(float("nan"))
     slots = torch.randperm(SLOTS)[: len(chunks)].tolist()
     lens = [before + new for before, new in chunks]

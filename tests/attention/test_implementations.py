@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,7 +88,10 @@ def test_attention_equals_the_oracle(batch: str, heads: int, kv_heads: int, dim:
     if memory == "rows":
         step = implementation().plan(ContiguousInputs(**common, slots=list(range(1, len(chunks) + 1))))
     else:
-        step = implementation().plan(PagedInputs(**common, block_tables=tables, block_size=block))
+        padded = np.zeros((len(tables), max(map(len, tables))), np.int32)
+        for row, table in zip(padded, tables, strict=True):
+            row[: len(table)] = table
+        step = implementation().plan(PagedInputs(**common, block_tables=padded, block_size=block))
 
     got = step.attend(layer, q, k, v, 0.3)
 

@@ -70,7 +70,7 @@ def test_attention_reads_what_is_stored(backend: str, way: str, dtype: torch.dty
             q, k, v = (torch.randn(tokens, h, 20).to(dtype) for h in (3 * GROUP, 3, 3))
             got = planned.attend(layer, q, k, v, 0.2)
             places: list[Any] = (
-                inputs.slots if isinstance(inputs, ContiguousInputs) else inputs.block_tables  # type: ignore[attr-defined]
+                inputs.slots if isinstance(inputs, ContiguousInputs) else inputs.tables()  # type: ignore[attr-defined]
             )
             keys, values = inputs.kv[layer]
             scales = KVScales(*inputs.scales[layer])

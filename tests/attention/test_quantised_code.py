@@ -10,7 +10,8 @@ from vattn.kernels.aot import measure
 from vattn.kernels.launch import KVScales
 from vattn.kernels.offline import compile_only
 from vattn.kernels.sass import ToolMissing, disassemble, tool
-from vattn.kv.layout import SCALE_BYTES, KVLayout, KVShape, RowLayout, kv_views
+from vattn.kv.layout import SCALE_BYTES, KVLayout, KVShape, RowLayout
+from vattn.kv.memory.views import kv_views
 
 
 def missing_tool() -> str:

@@ -26,9 +26,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from vattn.kv.base import Chunk
+from vattn.config import KVCacheConfig
+from vattn.kv.cache import KVCache
+from vattn.kv.factory import create_kv_cache
+from vattn.kv.inputs import Chunk
 from vattn.kv.layout import KVLayout, KVShape
-from vattn.kv.virtual import VirtualKVCache
 from vattn.vmm.driver import open_driver
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -77,25 +79,31 @@ KERNELS: dict[str, Kernel] = {"sdpa": sdpa, "flex": flex, "flash_attn": flash_at
 
 def full_row(
     layout: str, dtype: torch.dtype, device: str, page_bytes: int | None
-) -> tuple[VirtualKVCache, int, int]:
+) -> tuple[KVCache, int, int]:
     """A cache in which one request fills its pages to the last byte; its slot and its length."""
     driver = open_driver(device, **({"granularity": page_bytes} if page_bytes else {}))
     page, rows = driver.granularity, 3
-    cache = VirtualKVCache(
+    longest = 16 * page // (KV_HEADS * DIM * dtype.itemsize)
+    cache = create_kv_cache(
+        KVCacheConfig(
+            backend="virtual",
+            layout=KVLayout(layout).value,
+            page_bytes=page,
+            memory_bytes=400 * page,
+            prefix_caching=False,
+        ),
         KVShape(LAYERS, KV_HEADS, DIM, dtype),
         driver,
-        budget_bytes=400 * page,
-        max_tokens=16 * page // (KV_HEADS * DIM * dtype.itemsize),
-        max_rows=rows,
-        layout=KVLayout(layout),
-        page_bytes=page,
+        max_model_len=None,
+        model_len=longest,
+        max_num_seqs=rows,
     )
     # Three layers: a token is 2^n or 3 x 2^n bytes, so three pages are whole tokens in both layouts.
-    length = 3 * page // cache.layout.token_bytes
+    token = KV_HEADS * DIM * dtype.itemsize * (1 if layout == "per_layer" else 2 * LAYERS)
+    length = 3 * page // token
     cache.attach("the row before", [0] * length)
     cache.attach("request", [0] * length)
     [slot] = cache.begin_step([Chunk("request", 0, length)]).slots
-    assert cache.layout.pages(length) * page == length * cache.layout.token_bytes
     cache.tensor[:, :, slot, :length].normal_()
     return cache, slot, length
 

@@ -13,16 +13,16 @@ import torch
 
 from tests.engine.engines import kv_shape, loaded, make_llm, random_prompts
 from vattn import LLM, BeamSearchParams, SamplingParams
-from vattn.kv.virtual import VirtualKVCache
+from vattn.kv.memory.mapped import MappedMemory
 
 NAME = "llama"
 
 
 def aliases(llm: LLM) -> list[torch.Tensor]:
     """The first byte of every page that is mapped read-only, by its address there."""
-    kv = llm.engine.kv
-    assert isinstance(kv, VirtualKVCache)
-    space = kv._mapped.space
+    kv = llm.engine.kv.memory
+    assert isinstance(kv, MappedMemory)
+    space = kv.space
     memory = space.tensor((space.rows, space.pages_per_row, space.page_bytes), None, torch.uint8)
     return [
         memory[row, index, :1]

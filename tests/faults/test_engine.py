@@ -15,17 +15,16 @@ import pytest
 from tests.faults.busy import Lived, alone, make
 from tests.faults.flaky import Flaky, planted
 from vattn.engine.runner import Runner
-from vattn.kv.paged import PagedKVCache
-from vattn.kv.static import StaticKVCache
-from vattn.kv.swap import SwapSpace
-from vattn.kv.tails import TailCopier
-from vattn.kv.virtual import VirtualKVCache
+from vattn.kv.backends.static import RowTensorMemory
+from vattn.kv.cache import KVCache
+from vattn.kv.memory.base import Memory
+from vattn.kv.memory.mapped import MappedMemory
+from vattn.kv.memory.swap import SwapSpace
+from vattn.kv.memory.tensor import TensorMemory
 from vattn.sampling.detokenize import StopChecker
 from vattn.sampling.sampler import Sampler
 from vattn.vmm.driver import UNKNOWN, DriverError
 from vattn.vmm.pool import PagePool
-
-CACHES = {"virtual": VirtualKVCache, "paged": PagedKVCache, "static": StaticKVCache}
 
 
 def driver_error() -> DriverError:
@@ -36,8 +35,7 @@ class Point(NamedTuple):
     """Where it fails, on which backends, how."""
 
     name: str
-    owner: type | None
-    """None: the backend's cache."""
+    owner: type
     call: str
     backends: tuple[str, ...]
     failure: Callable[[], Exception] | None = planted
@@ -57,33 +55,35 @@ OVERLAP = ("virtual-overlap", "paged-overlap")
 POINTS = [
     Point("pages are short", PagePool, "acquire", (V, "virtual-overlap"), None),
     Point("pages raise", PagePool, "acquire", (V, "virtual-per_layer", "virtual-overlap"), MemoryError),
-    Point("memory of a resized cache", None, "_allocate", (P, S), every=3),
+    Point("memory of a resized block pool", TensorMemory, "allocate", (P,), every=3),
+    Point("memory of resized rows", RowTensorMemory, "allocate", (S,), every=3),
     Point("host memory", SwapSpace, "_to_host", (V, P, S), MemoryError, 2),
-    Point("a copy out", None, "_read", (V, P, S), every=2),
-    Point("a copy in", None, "_write", (V, P, S), every=2),
-    Point("the copy of a tail", TailCopier, "copy", (V, "virtual-per_layer"), every=2),
-    Point("the copy of a cached tail", TailCopier, "copy_set", (V, "virtual-per_layer"), every=2),
+    Point("a copy out", Memory, "copy_out", (V, P, S), every=2),
+    Point("a copy in", Memory, "copy_in", (V, P, S), every=2),
+    Point("the copy of a tail", MappedMemory, "copy", (V, "virtual-per_layer"), every=2),
+    Point("the copy of a block", TensorMemory, "copy", (P, S), every=2),
+    Point("a grant", MappedMemory, "grant", (V, "virtual-overlap"), driver_error, 2),
+    Point("any operation", Memory, "apply", (V, P, S, *OVERLAP), driver_error, 11),
     Point("the model", Runner, "run", (V, P, *OVERLAP)),
     Point("the sampler", Sampler, "sample", (V, *OVERLAP)),
-    Point("planning a step", None, "begin_step", (V, P), driver_error),
-    Point("after the model", None, "submitted", (V, "virtual-overlap"), driver_error),
-    Point("growth", None, "grow", (V, P, *OVERLAP), driver_error, 7),
-    Point("admission", None, "attach", (V, P, *OVERLAP), driver_error, 3),
-    Point("a fork", None, "fork", (V, P, S, "paged-overlap"), driver_error, 2),
-    Point("freeing", None, "free", (V, P, S, *OVERLAP), driver_error, 3, ("r2",)),
-    Point("entering what is computed", None, "computed", (V, P, *OVERLAP), planted, 31),
-    Point("another size", None, "resize", (V, P, S), driver_error, 7),
+    Point("planning a step", KVCache, "begin_step", (V, P), driver_error),
+    Point("after the model", KVCache, "submitted", (V, "virtual-overlap"), driver_error),
+    Point("growth", KVCache, "grow", (V, P, *OVERLAP), driver_error, 7),
+    Point("admission", KVCache, "attach", (V, P, *OVERLAP), driver_error, 3),
+    Point("a fork", KVCache, "fork", (V, P, S, "paged-overlap"), driver_error, 2),
+    Point("freeing", KVCache, "free", (V, P, S, *OVERLAP), driver_error, 3, ("r2",)),
+    Point("entering what is computed", KVCache, "computed", (V, P, *OVERLAP), planted, 31),
+    Point("another size", KVCache, "resize", (V, P, S), driver_error, 7),
 ]
 CASES = [(point, backend) for point in POINTS for backend in point.backends]
 
 
 @pytest.mark.parametrize(("point", "backend"), CASES, ids=[f"{p.name}, {b}" for p, b in CASES])
 def test_any_call_may_fail(point: Point, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = point.owner or CACHES[backend.split("-")[0]]
     met = 0
     for first in point.starts(backend):
         with make(backend) as llm, monkeypatch.context() as patch:
-            flaky = Flaky(patch, owner, point.call, first, point.every, point.failure)
+            flaky = Flaky(patch, point.owner, point.call, first, point.every, point.failure)
             lived = Lived(llm, backend, patience=2)
             lived.assert_unharmed(point.fails)
             assert len(lived.raised) <= flaky.failures

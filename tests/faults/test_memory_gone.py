@@ -10,8 +10,8 @@ from tests.faults.flaky import planted
 from tests.vmm.faulty import FaultyDriver
 from vattn import LLM
 from vattn.errors import CapacityError, ConfigError
-from vattn.kv.paged import PagedKVCache
-from vattn.kv.static import StaticKVCache
+from vattn.kv.backends.static import RowTensorMemory
+from vattn.kv.memory.tensor import TensorMemory
 from vattn.outputs import RequestOutput
 from vattn.vmm.driver import DriverError
 from vattn.vmm.host import HostDriver
@@ -27,8 +27,8 @@ def finish(llm: LLM) -> list[RequestOutput]:
     return outputs
 
 
-@pytest.mark.parametrize("times", [1, 3])
-def test_pages_that_cannot_be_unmapped_are_not_called_a_lack_of_memory(times: int) -> None:
+def test_pages_that_cannot_be_unmapped_are_told_of_and_used_all_the_same() -> None:
+    """They are mapped where they are needed; where they were they stay in sight, and hurt nobody."""
     driver = FaultyDriver(HostDriver(granularity=PAGE), kinds=["unmap"], lasting=True)
     with make_llm(
         NAME,
@@ -43,29 +43,34 @@ def test_pages_that_cannot_be_unmapped_are_not_called_a_lack_of_memory(times: in
         llm.engine.add_request("a", [1, 2, 3], greedy(40))
         llm.engine.add_request("b", [4, 5, 6], greedy(40))
         driver.arm(1)
-        for _ in range(times):
-            with pytest.raises(DriverError, match=r"unmap.*injected"):
-                finish(llm)
+        told = 0
+        outputs: list[RequestOutput] = []
+        while llm.engine.has_work:
+            try:
+                outputs += llm.engine.step()
+            except DriverError as error:
+                assert "unmap" in str(error)
+                told += 1
             llm.check()
+        assert told and [output.error for output in outputs if output.finished] == [None, None]
         driver.heal()
-        assert [output.error for output in finish(llm)] == [None, None]
 
 
 @pytest.mark.parametrize(
-    ("backend", "cache"), [("paged-16", PagedKVCache), ("static-interleaved", StaticKVCache)]
+    ("backend", "memory"), [("paged-16", TensorMemory), ("static-interleaved", RowTensorMemory)]
 )
-def test_without_memory_it_sleeps_on(backend: str, cache: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_it_sleeps_on(backend: str, memory: type, monkeypatch: pytest.MonkeyPatch) -> None:
     with make_llm(NAME, backend, max_model_len=76, kv_cache_memory_bytes=MEMORY) as llm:
         llm.engine.add_request("r", [1, 2, 3], greedy(20))
         llm.engine.step()
         llm.sleep()
-        allocate = cache._allocate  # type: ignore[attr-defined]
-        monkeypatch.setattr(cache, "_allocate", lambda *_: (_ for _ in ()).throw(planted()))
+        allocate = memory.allocate  # type: ignore[attr-defined]
+        monkeypatch.setattr(memory, "allocate", lambda *_: (_ for _ in ()).throw(planted()))
         with pytest.raises(CapacityError, match=r"planted.*free memory on the device"):
             llm.wake_up()
         llm.check()
         assert llm.engine.asleep and llm.memory_usage().physical == 0 and llm.engine.step() == []
-        monkeypatch.setattr(cache, "_allocate", allocate)
+        monkeypatch.setattr(memory, "allocate", allocate)
         llm.wake_up()
         [output] = finish(llm)
         assert len(output.outputs[0].token_ids) == 20

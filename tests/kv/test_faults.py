@@ -11,9 +11,7 @@ from tests.vmm.faulty import FaultyDriver
 from vattn.config import KVCacheConfig
 from vattn.kv.base import Chunk, KVCache
 from vattn.kv.factory import create_kv_cache
-from vattn.kv.layout import KVLayout
-from vattn.kv.virtual import VirtualKVCache
-from vattn.vmm.driver import DriverError
+from vattn.vmm.driver import Driver, DriverError
 from vattn.vmm.host import HostDriver
 
 BUDGET = 12 * GRANULARITY
@@ -41,9 +39,9 @@ SCENARIO = [
 ]
 
 
-def make_cache(driver: FaultyDriver, layout: str) -> KVCache:
+def make_cache(driver: Driver, layout: str, budget: int = BUDGET) -> KVCache:
     return create_kv_cache(
-        KVCacheConfig(layout=layout, page_bytes=GRANULARITY, memory_bytes=BUDGET),  # type: ignore[arg-type]
+        KVCacheConfig(layout=layout, page_bytes=GRANULARITY, memory_bytes=budget),  # type: ignore[arg-type]
         SHAPE,
         driver,
         max_model_len=MAX_TOKENS,
@@ -123,15 +121,8 @@ def test_every_driver_call_may_fail(layout: str) -> None:
 
 def test_a_device_that_is_short_before_the_budget_takes_parked_pages_back() -> None:
     driver = HostDriver(granularity=GRANULARITY, budget=10 * GRANULARITY)
-    kv = VirtualKVCache(
-        SHAPE,
-        driver,
-        budget_bytes=40 * GRANULARITY,
-        max_tokens=MAX_TOKENS,
-        max_rows=3,
-        layout=KVLayout.INTERLEAVED,
-        page_bytes=GRANULARITY,
-    )
+    kv = make_cache(driver, "interleaved", 10 * GRANULARITY)
+    assert kv.resize(40 * GRANULARITY)
     assert kv.attach("a", range(60)) is not None
     assert kv.attach("b", range(10)) is not None
     kv.free("a")  # parked with most of the device's memory

@@ -63,9 +63,8 @@ def cases() -> None:
 
 
 BY_CASES = {
-    mutants.the_tail_is_not_kept_for_the_copy,
     mutants.tail_of_the_first_entry_on_its_page,
-    mutants.pages_of_the_first_entries,
+    mutants.units_of_the_first_entries,
     mutants.continues_behind_another_text,
     mutants.all_tokens_cached,
 }

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from vattn.kv.prefix import PrefixCache, chain_hash
+from vattn.kv.books.prefix import Entry, PrefixCache, Text, chain_hash
 
 UNIT = 4
 HASHERS: dict[str, Callable[[bytes], bytes]] = {
@@ -24,15 +24,33 @@ class Memory:
 
     def __init__(self, hasher: Callable[[bytes], bytes] = chain_hash) -> None:
         self.dropped: list[str] = []
+        self.texts: dict[tuple[int, str], Text[str]] = {}
         self.cache: PrefixCache[str] = PrefixCache(UNIT, "model", self.dropped.append, hasher)
 
     def enter(self, name: str, text: list[int], salt: str = "", start: int = 0) -> None:
-        units = len(text) // UNIT
-        self.cache.insert(text, salt, units, lambda i: f"{name}{i}", start=start)
+        known = self.text(text, salt)
+        self.cache.insert(known, len(text) // UNIT, lambda i: f"{name}{i}", start=start)
         self.cache.check()
 
+    def text(self, text: list[int], salt: str = "") -> Text[str]:
+        """What is known of a list: the same for the same list, which may have grown."""
+        known = self.texts.get((id(text), salt))
+        if known is None:
+            known = self.texts[id(text), salt] = Text(text, salt)
+        return known
+
+    def match(self, text: list[int], salt: str = "") -> list[Entry[str]]:
+        return list(self.cache.match(self.text(text, salt)))
+
     def found(self, text: list[int], salt: str = "") -> list[str]:
-        return [entry.memory for entry in self.cache.match(text, salt)]
+        """Looked up anew, and by who has looked before: the same."""
+        fresh = [entry.memory for entry in self.cache.match(Text(text, salt))]
+        assert fresh == [entry.memory for entry in self.match(text, salt)]
+        return fresh
+
+    def touch(self, text: list[int], salt: str = "") -> None:
+        self.match(text, salt)
+        self.cache.touch(self.text(text, salt))
 
     def evict(self, frees: Callable[[str], bool] = lambda _: True) -> str:
         assert self.cache.evict(frees)
@@ -139,7 +157,7 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
     m.enter("a", units(1, 2))
     m.enter("b", units(1, 3))
     m.enter("c", units(4))
-    m.cache.touch(m.cache.match(units(1, 2), ""))
+    m.touch(units(1, 2))
     assert [m.evict() for _ in range(4)] == ["b1", "c0", "a1", "a0"]
     assert not m.cache.evict(lambda _: True) and len(m.cache) == 0
 
@@ -148,7 +166,7 @@ def test_a_prefix_outlives_what_is_built_on_it() -> None:
     m = Memory()
     m.enter("a", units(1, 2, 3))
     m.enter("b", units(5))
-    m.cache.touch(m.cache.match(units(1), ""))  # its leaf is older than b all the same
+    m.touch(units(1))  # its leaf is older than b all the same
     assert [m.evict() for _ in range(4)] == ["a2", "a1", "b0", "a0"]
 
 
@@ -165,10 +183,11 @@ def test_a_leaf_that_frees_nothing_goes_only_when_none_does() -> None:
 def test_touching_what_is_gone_changes_nothing() -> None:
     m = Memory()
     m.enter("a", units(1, 2))
-    entries = m.cache.match(units(1, 2), "")
+    text = Text[str](units(1, 2), "")
+    m.cache.match(text)
     assert m.evict() == "a1"
     m.enter("b", units(1, 2))
-    m.cache.touch(entries)
+    m.cache.touch(text)
     m.cache.check()
     assert m.found(units(1, 2)) == ["a0", "b1"]
 
@@ -186,70 +205,109 @@ def test_clear_drops_everything_once() -> None:
 def test_who_could_share_what_is_being_computed_waits() -> None:
     m = Memory()
     text = units(1, 2)
-    m.cache.claim("r", text, "")
-    assert m.cache.awaits(units(1, 3), "")
-    assert not m.cache.awaits(units(3, 1), "") and not m.cache.awaits(units(1, 3), "other")
-    m.cache.insert(text, "", 1, lambda i: f"a{i}")
-    assert not m.cache.awaits(units(1, 3), "") and m.cache.awaits(units(1, 2, 3), "")
+    m.cache.claim("r", m.text(text))
+    assert m.cache.awaits(Text(units(1, 3), ""))
+    assert not m.cache.awaits(Text(units(3, 1), "")) and not m.cache.awaits(Text(units(1, 3), "other"))
+    m.cache.insert(m.text(text), 1, lambda i: f"a{i}")
+    assert not m.cache.awaits(Text(units(1, 3), "")) and m.cache.awaits(Text(units(1, 2, 3), ""))
     m.cache.check(["r"])
     m.cache.unclaim("r")
-    assert not m.cache.awaits(units(1, 2, 3), "")
+    assert not m.cache.awaits(Text(units(1, 2, 3), ""))
     m.cache.check()
 
 
 def test_nobody_waits_for_a_unit_that_holds_the_last_token() -> None:
     m = Memory()
-    m.cache.claim("r", units(1), "")
-    assert not m.cache.awaits(units(1), "") and m.cache.awaits([*units(1), 5], "")
+    m.cache.claim("r", m.text(units(1)))
+    assert not m.cache.awaits(Text(units(1), "")) and m.cache.awaits(Text([*units(1), 5], ""))
 
 
 def test_nobody_waits_for_what_was_computed_and_evicted() -> None:
     m = Memory()
     text = units(1, 2)
-    m.cache.claim("r", text, "")
-    m.cache.insert(text, "", 2, lambda i: f"a{i}")
+    m.cache.claim("r", m.text(text))
+    m.cache.insert(m.text(text), 2, lambda i: f"a{i}")
     assert m.cache.evict(lambda _: True) and m.cache.evict(lambda _: True)
-    assert not m.cache.awaits(units(1, 2, 3), ""), "its owner may live for long"
+    assert not m.cache.awaits(Text(units(1, 2, 3), "")), "its owner may live for long"
     m.cache.check(["r"])
 
 
 def test_claims_of_others_stay_theirs() -> None:
     m = Memory()
-    m.cache.claim("r", units(1), "")
-    m.cache.claim("s", units(1, 2), "")
+    m.cache.claim("r", m.text(units(1)))
+    m.cache.claim("s", m.text(units(1, 2)))
     m.cache.unclaim("s")
-    assert m.cache.awaits(units(1, 2, 3), ""), "r computes the first unit still"
+    assert m.cache.awaits(Text(units(1, 2, 3), "")), "r computes the first unit still"
     m.cache.check(["r"])
     with pytest.raises(AssertionError, match="outlives"):
         m.cache.check([])
 
 
 # ---------------------------------------------------------------------------- keys
-def test_a_growing_list_is_hashed_once() -> None:
-    hashed: list[bytes] = []
+class Counting(list[int]):
+    """A text that counts how many of its tokens are read."""
 
-    def counting(data: bytes) -> bytes:
-        hashed.append(data)
+    read = 0
+
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]
+        found = super().__getitem__(at)
+        self.read += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+class CountingHasher:
+    calls = 0
+
+    def __call__(self, data: bytes) -> bytes:
+        self.calls += 1
         return chain_hash(data)
 
-    cache = PrefixCache[str](UNIT, "model", print, counting)
-    text: list[int] = []
+
+def test_a_growing_list_is_hashed_once() -> None:
+    hasher = CountingHasher()
+    cache = PrefixCache[str](UNIT, "model", print, hasher)
+    tokens: list[int] = []
+    text = Text[str](tokens, "")
     for n in range(1, 10 * UNIT + 1):
-        text.append(n)
-        keys = cache.keys(text, "")
+        tokens.append(n)
+        keys = cache.keys(text)
         assert len(keys) == n // UNIT
-        assert keys == PrefixCache[str](UNIT, "model", print).keys(list(text), "")
-    assert len(hashed) == 10 + 1, "the root and each unit"
-    assert cache.keys(text, "other") != keys, "the same list under another salt is another chain"
+        assert keys == PrefixCache[str](UNIT, "model", print).keys(Text(list(tokens), ""))
+    assert hasher.calls == 10 + 1, "the root and each unit"
+    assert cache.keys(Text(tokens, "other")) != keys, "the same list under another salt is another chain"
 
 
-def test_lists_are_told_apart_though_python_reuses_their_addresses() -> None:
+def test_entering_a_growing_text_unit_by_unit_reads_each_token_twice() -> None:
+    """Once for its key, once for its entry: not all of the chain again for each unit."""
     cache = PrefixCache[str](UNIT, "model", print)
-    reference = PrefixCache[str](UNIT, "model", print)
-    for n in range(3000):  # more than are remembered
-        text = units(n, n + 1)
-        assert cache.keys(text, "") == reference.keys(tuple(text), "")
-        del text
+    tokens = Counting()
+    text = Text[str](tokens, "")
+    stamped: list[int] = []
+    for unit in range(100):
+        tokens += [unit] * UNIT
+        cache.insert(text, unit + 1, lambda i: f"a{i}", start=unit)
+        stamped.append(sum(entry.stamp == unit + 1 for entry in cache.match(Text(list(tokens), ""))))
+    assert tokens.read == 2 * len(tokens)
+    assert stamped == [1] * 100, "only the last entry is marked as used"
+    cache.check()
+
+
+def test_looking_again_reads_nothing_and_hashes_nothing() -> None:
+    hasher = CountingHasher()
+    m = Memory(hasher)
+    prompt = units(*range(200))
+    m.enter("a", prompt)
+    text = Text[str](Counting([*prompt, 1]), "")
+    assert len(m.cache.match(text)) == 200
+    hashed = hasher.calls
+    text.token_ids.read = 0  # type: ignore[attr-defined]
+    for n in range(50):  # others come and go meanwhile
+        m.cache.insert(Text(units(1000 + n), ""), 1, lambda i: "b0")
+        assert not m.cache.awaits(text) and len(m.cache.match(text)) == 200
+    assert text.token_ids.read == 0  # type: ignore[attr-defined]
+    assert hasher.calls == hashed + 2 * 50, "the root and one unit of each of the others"
+    assert m.evict() == "a199"
+    assert len(m.cache.match(text)) == 199
 
 
 # ---------------------------------------------------------------------------- check
@@ -257,7 +315,7 @@ def test_lists_are_told_apart_though_python_reuses_their_addresses() -> None:
 def test_check_finds_a_broken_tree(wrong: str) -> None:
     m = Memory()
     m.enter("a", units(1, 2))
-    first, second = m.cache.match(units(1, 2), "")
+    first, second = m.match(units(1, 2))
     if wrong == "tokens":
         second.tokens = (9,) * UNIT
     elif wrong == "parent":
@@ -267,7 +325,7 @@ def test_check_finds_a_broken_tree(wrong: str) -> None:
     elif wrong == "key":
         second.key = b"else"
     elif wrong == "stamp":
-        first.stamp = -1
+        second.stamp = -1
     else:
         second.salt = "other"
     with pytest.raises(AssertionError):
@@ -284,7 +342,8 @@ class AgainstADictOfPrefixes(RuleBasedStateMachine):
     def open(self) -> None:
         self.model: dict[tuple[str, tuple[int, ...]], str] = {}
         self.cache: PrefixCache[str] = PrefixCache(UNIT, "model", self.drop, self.hasher)
-        self.texts: list[tuple[list[int], str, int]] = []
+        self.texts: list[tuple[Text[str], int]] = []
+        self.asked: dict[tuple[str, tuple[int, ...]], Text[str]] = {}
         self.count = 0
 
     def drop(self, memory: str) -> None:
@@ -297,7 +356,7 @@ class AgainstADictOfPrefixes(RuleBasedStateMachine):
         rest=st.integers(0, UNIT - 1),
     )
     def begin(self, values: list[int], salt: str, rest: int) -> None:
-        self.texts.append(([*units(*values), *[5] * rest], salt, 0))
+        self.texts.append((Text([*units(*values), *[5] * rest], salt), 0))
 
     @rule(data=st.data(), more=st.lists(st.sampled_from([1, 2]), max_size=3))
     def enter(self, data: st.DataObject, more: list[int]) -> None:
@@ -305,7 +364,9 @@ class AgainstADictOfPrefixes(RuleBasedStateMachine):
         if not self.texts:
             return
         which = data.draw(st.integers(0, len(self.texts) - 1))
-        text, salt, entered = self.texts[which]
+        known, entered = self.texts[which]
+        text, salt = known.token_ids, known.salt
+        assert isinstance(text, list)
         text += units(*more)
 
         def hold(index: int) -> str:
@@ -316,8 +377,8 @@ class AgainstADictOfPrefixes(RuleBasedStateMachine):
             return memory
 
         many = len(text) // UNIT
-        self.cache.insert(text, salt, many, hold, start=entered)
-        self.texts[which] = (text, salt, many)
+        self.cache.insert(known, many, hold, start=entered)
+        self.texts[which] = (known, many)
 
     @rule(
         values=st.lists(st.sampled_from([1, 2]), max_size=5),
@@ -326,8 +387,8 @@ class AgainstADictOfPrefixes(RuleBasedStateMachine):
     )
     def look(self, values: list[int], salt: str, use: bool) -> None:
         text = units(*values)
-        entries = self.cache.match(text, salt)
-        found = [entry.memory for entry in entries]
+        known = self.asked.setdefault((salt, tuple(text)), Text(text, salt))  # asked before, perhaps
+        found = [entry.memory for entry in self.cache.match(known)]
         want = []
         for index in range(len(values)):
             memory = self.model.get((salt, tuple(text[: (index + 1) * UNIT])))
@@ -336,7 +397,7 @@ class AgainstADictOfPrefixes(RuleBasedStateMachine):
             want.append(memory)
         assert found == want
         if use:
-            self.cache.touch(entries)
+            self.cache.touch(known)
 
     @rule(one=st.booleans())
     def evict(self, one: bool) -> None:

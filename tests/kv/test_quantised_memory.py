@@ -12,9 +12,10 @@ from tests.kv.caches import BACKENDS, GRANULARITY
 from vattn.config import KVCacheConfig
 from vattn.kv.base import Chunk, ContiguousInputs, KVCache, PagedInputs
 from vattn.kv.factory import create_kv_cache
-from vattn.kv.layout import SCALE_BYTES, KVLayout, KVShape, RowLayout, kv_views
+from vattn.kv.layout import SCALE_BYTES, KVLayout, KVShape, RowLayout
+from vattn.kv.memory.swap import SwapSpace
+from vattn.kv.memory.views import kv_views
 from vattn.kv.ranges import KVRanges
-from vattn.kv.swap import SwapSpace
 from vattn.vmm.host import HostDriver
 
 MODELS = {

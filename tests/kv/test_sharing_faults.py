@@ -14,7 +14,7 @@ from tests.vmm.faulty import FaultyDriver
 from vattn.config import KVCacheConfig
 from vattn.kv.base import Chunk, KVCache
 from vattn.kv.factory import create_kv_cache
-from vattn.kv.swap import SwapSpace
+from vattn.kv.memory.swap import SwapSpace
 from vattn.vmm.driver import DriverError
 from vattn.vmm.host import HostDriver
 

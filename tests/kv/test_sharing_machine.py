@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from tests.kv.caches import BACKENDS, GRANULARITY, MAX_TOKENS, SHAPE, make_cache
 from tests.kv.test_machine import read_back
 from vattn.kv.base import Chunk
-from vattn.kv.swap import SwapSpace
+from vattn.kv.memory.swap import SwapSpace
 
 TEXTS = [
     [1] * MAX_TOKENS,
@@ -67,6 +67,8 @@ class SharingMachine(RuleBasedStateMachine):
         self.cache.swap = SwapSpace(3 * MAX_TOKENS * SHAPE.token_bytes // 2, torch.device("cpu"))
         self.swapped: dict[str, tuple[list[int], int, str | None]] = {}
         self.salts: dict[str, str | None] = {}
+        self.waiting: dict[str, tuple[list[int], str | None]] = {}
+        """Requests that have asked for room and wait."""
         self.said = [list(text) for text in TEXTS]
         """Texts to go on with."""
         self.budget = self.cache.budget_bytes
@@ -91,11 +93,35 @@ class SharingMachine(RuleBasedStateMachine):
         self, data: st.DataObject, near: int, off: int, extra: list[int], share: float, salt: str | None
     ) -> None:
         """A text that begins as another one did, up to near a border, and ends otherwise."""
-        request_id, before = f"r{self.count}", self.cache.usage()
+        request_id = f"r{self.count}"
         self.count += 1
         base = self.said[data.draw(st.integers(0, len(self.said) - 1))]
         mine = [*base[: min(max(near + off, 0), len(base))], *extra][:MAX_TOKENS] or [1]
-        tokens = len(mine)
+        self.enter(request_id, mine, salt, share)
+
+    @rule(data=st.data(), salt=st.sampled_from(["", "", "other"]))
+    def wait(self, data: st.DataObject, salt: str) -> None:
+        """A request asks for room, and asks again later: what was found for it may be gone by then."""
+        if not self.waiting or data.draw(st.booleans()):
+            base = self.said[data.draw(st.integers(0, len(self.said) - 1))]
+            self.waiting[f"r{self.count}"] = [*base[: MAX_TOKENS - 3], 6, 6, 6], salt
+            self.count += 1
+        request_id = data.draw(st.sampled_from(sorted(self.waiting)))
+        text, salted = self.waiting[request_id]
+        self.cache.can_admit(len(text), text, salt=salted, request_id=request_id)
+        asked = self.cache.awaits(text, salt=salted, request_id=request_id)
+        assert asked == self.cache.awaits(list(text), salt=salted), "who has asked before is told otherwise"
+
+    @precondition(lambda self: getattr(self, "waiting", None))
+    @rule(data=st.data())
+    def admit_waiting(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.waiting)))
+        text, salt = self.waiting.pop(request_id)
+        self.enter(request_id, text, salt, 1.0)
+        self.cache.discard(request_id)
+
+    def enter(self, request_id: str, mine: list[int], salt: str | None, share: float) -> None:
+        tokens, before = len(mine), self.cache.usage()
         could = self.cache.can_admit(tokens, mine, salt=salt)
         cached = self.cache.attach(request_id, mine, salt=salt)
         if cached is None:

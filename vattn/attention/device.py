@@ -62,8 +62,4 @@ def places(inputs: AttentionInputs) -> np.ndarray:
     if isinstance(inputs, ContiguousInputs):
         return np.asarray(inputs.slots, np.int32)
     assert isinstance(inputs, PagedInputs)
-    width = max((len(t) for t in inputs.block_tables), default=1)
-    table = np.zeros((len(inputs.block_tables), width), np.int32)
-    for row, blocks in zip(table, inputs.block_tables, strict=True):
-        row[: len(blocks)] = blocks
-    return table
+    return inputs.block_tables

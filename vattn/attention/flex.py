@@ -108,9 +108,9 @@ class PagedFlex(FlexAttention):
 class _PagedStep(_Step):
     def __init__(self, backend: FlexAttention, inputs: PagedInputs) -> None:
         super().__init__(backend, inputs)
-        for b, n in enumerate(inputs.seq_lens):
+        for b, (n, blocks) in enumerate(zip(inputs.seq_lens, inputs.tables(), strict=True)):
             new = inputs.cu_seqlens[b + 1] - inputs.cu_seqlens[b]
-            table = torch.tensor(inputs.block_tables[b], device=inputs.kv.device)
+            table = torch.tensor(blocks, device=inputs.kv.device)
             self._masks.append(_paged_causal(new, n, table, inputs.kv.shape[2], inputs.block_size))
 
     def keys(self, layer: int, b: int) -> Tensor:

@@ -80,12 +80,12 @@ class GatherQuantisedStep(QuantisedStep):
 
     def __init__(self, inputs: PagedInputs) -> None:
         size, spans, first = inputs.block_size, [], 0
-        for table, n in zip(inputs.block_tables, inputs.seq_lens, strict=True):
+        blocks, counts = inputs.blocks()
+        for count, n in zip(counts, inputs.seq_lens, strict=True):
             spans.append((first, n))
-            first += len(table) * size
+            first += count * size
         super().__init__(inputs, spans, first)
-        blocks = [block for table in inputs.block_tables for block in table]
-        self._blocks = torch.tensor(blocks, dtype=torch.int64, device=inputs.kv.device)
+        self._blocks = torch.from_numpy(blocks).to(inputs.kv.device)
 
     def load(self, kv: Tensor, scales: Tensor, buffer: Tensor) -> None:
         _, blocks, size, heads, dim = kv.shape

@@ -55,12 +55,12 @@ class _GatherStep:
         self._slot_mapping = inputs.slot_mapping.to(device)
         self._kv = inputs.kv.unbind(0)
         self._runs = cut(inputs.cu_seqlens, inputs.seq_lens, inputs.kv.dtype, device)
-        blocks = [block for table in inputs.block_tables for block in table]
-        self._blocks = torch.tensor(blocks, dtype=torch.int64, device=device)
+        blocks, counts = inputs.blocks()
+        self._blocks = torch.from_numpy(blocks).to(device)
         first, self._spans = 0, []
-        for table, n in zip(inputs.block_tables, inputs.seq_lens, strict=True):
+        for count, n in zip(counts, inputs.seq_lens, strict=True):
             self._spans.append((first * inputs.block_size, n))
-            first += len(table)
+            first += count
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         kv = self._kv[layer]

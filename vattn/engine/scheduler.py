@@ -312,7 +312,7 @@ class Scheduler:
         need = request.num_tokens + 1  # one more than it has: the one it is about to produce
         if not all(entitled(own, need / weight, other) for other in plan.short.values()):
             return False
-        if self.kv.awaits(request.token_ids, salt=request.salt):
+        if self.kv.awaits(request.token_ids, salt=request.salt, request_id=request.request_id):
             return False  # what it would compute is being computed: it is shared in one of the next steps
         while len(self.running) >= self.max_num_seqs or not self._fits(request, need):
             slots_full = len(self.running) >= self.max_num_seqs
@@ -336,7 +336,9 @@ class Scheduler:
         return True
 
     def _fits(self, request: Request, tokens: int) -> bool:
-        return self.kv.can_admit(tokens, request.token_ids, salt=request.salt)
+        return self.kv.can_admit(
+            tokens, request.token_ids, salt=request.salt, request_id=request.request_id
+        )
 
     def _attach(self, request: Request) -> int | None:
         """Give a request memory for all its tokens; how many need not be computed. None: memory is short."""

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import resource
+from dataclasses import replace
+from importlib import import_module
 
 import torch
 
 from vattn.config import CPU_DEFAULT_KV_BYTES, KVCacheConfig
 from vattn.errors import ConfigError
-from vattn.kv.base import KVCache
-from vattn.kv.layout import KVLayout, KVShape, RowLayout, default_page_bytes
-from vattn.kv.paged import PagedKVCache
+from vattn.kv.backends import BACKENDS
+from vattn.kv.backends.base import Backend, Setting
+from vattn.kv.cache import KVCache
+from vattn.kv.layout import KVShape
+from vattn.kv.memory.swap import SwapSpace
 from vattn.kv.ranges import KVRanges
-from vattn.kv.static import StaticKVCache
-from vattn.kv.swap import SwapSpace
-from vattn.kv.virtual import VirtualKVCache
 from vattn.vmm.driver import Driver, open_driver
-
-DEFAULT_LAYOUT = KVLayout.INTERLEAVED  # measured: docs/memory.md
 
 
 def open_kv_driver(device: torch.device) -> Driver:
@@ -71,27 +70,15 @@ def create_kv_cache(
     Raises ConfigError when one request of `max_model_len` tokens would not fit.
     """
     budget = kv_budget(config, driver, activations)
-    device = driver.device
-    kind = DEFAULT_LAYOUT if config.layout == "auto" else KVLayout(config.layout)
-    page = config.page_bytes or default_page_bytes(kind, shape, driver.granularity)
-    if page % driver.granularity:
-        raise ConfigError(
-            f"page_bytes={page:,} is not a multiple of the {driver.name} driver's granularity of "
-            f"{driver.granularity:,} bytes"
-        )
-    if config.backend == "virtual":
-        rows = RowLayout(kind, shape, max_num_seqs, model_len, page)
-        fits = rows.tokens(budget // page // rows.ranges)
-        unit = f"one page of {page:,} bytes in each of {rows.ranges} ranges"
-    elif config.backend == "paged":
-        fits = budget // (config.block_size * shape.token_bytes) * config.block_size
-        unit = f"one block of {config.block_size} tokens"
-    else:
-        fits = budget // shape.token_bytes
-        unit = "one token"
+    kind = backend_class(config.backend)
+    model = fingerprint if config.shares_prefixes else None
+    setting = Setting(config, shape, driver, budget, 1, max_num_seqs, model)
+    trial = kind(setting)  # for a request of one token: units of all backends are whole tokens then or pages
+    layout = trial.layout()
+    fits = layout.tokens(budget // layout.bytes)
     if fits < 1:
         raise ConfigError(
-            f"kv_cache_memory_bytes={budget:,} does not hold {unit}; a token takes "
+            f"kv_cache_memory_bytes={budget:,} does not hold {trial.smallest()}; a token takes "
             f"{shape.token_bytes:,} bytes"
         )
     length = min(model_len, fits) if max_model_len is None else max_model_len
@@ -100,50 +87,18 @@ def create_kv_cache(
             f"max_model_len={length:,} tokens need {length * shape.token_bytes:,} bytes of KV; the cache "
             f"holds {fits:,} tokens (kv_cache_memory_bytes={budget:,}): raise it or lower max_model_len"
         )
-    model = fingerprint if config.shares_prefixes else None
-    cache = _build(config, shape, driver, budget, length, max_num_seqs, kind, page, model)
+    cache = KVCache(kind(replace(setting, max_tokens=length)))
     if config.swap_space_bytes:
-        cache.swap = SwapSpace(config.swap_space_bytes, device)
+        cache.swap = SwapSpace(config.swap_space_bytes, driver.device)
     if isinstance(config.scales, KVRanges):
-        cache.static_scales = config.scales.scales(shape.dtype, device)
+        cache.static_scales = config.scales.scales(shape.dtype, driver.device)
     return cache
 
 
-def _build(
-    config: KVCacheConfig,
-    shape: KVShape,
-    driver: Driver,
-    budget: int,
-    length: int,
-    rows: int,
-    kind: KVLayout,
-    page: int,
-    fingerprint: str | None,
-) -> KVCache:
-    device = driver.device
-    if config.backend == "paged":
-        return PagedKVCache(
-            shape,
-            device=device,
-            budget_bytes=budget,
-            block_size=config.block_size,
-            max_tokens=length,
-            fingerprint=fingerprint,
-        )
-    if config.backend == "static":
-        return StaticKVCache(
-            shape, device=device, budget_bytes=budget, max_tokens=length, max_rows=rows, layout=kind
-        )
-    background = config.background_mapping
-    return VirtualKVCache(
-        shape,
-        driver,
-        budget_bytes=budget,
-        max_tokens=length,
-        max_rows=rows,
-        layout=kind,
-        page_bytes=page,
-        background=device.type == "cuda" if background is None else background,
-        fingerprint=fingerprint,
-        unit=config.block_size,
-    )
+def backend_class(name: str) -> type[Backend]:
+    """The backend of that name. Raises ConfigError when there is none."""
+    if name not in BACKENDS:
+        raise ConfigError(f"kv_backend={name!r} is unknown: use one of {', '.join(map(repr, BACKENDS))}")
+    module, _, kind = BACKENDS[name].partition(":")
+    found: type[Backend] = getattr(import_module(module), kind)
+    return found

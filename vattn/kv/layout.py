@@ -24,9 +24,12 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-import torch
+from vattn.kv.books.units import UnitLayout
+
+if TYPE_CHECKING:
+    import torch
 
 SCALE_BYTES = 4  # a float32
 
@@ -42,6 +45,8 @@ class KVLayout(StrEnum):
 class KVShape:
     """The KV of one token: `num_layers` x (K, V) x `num_kv_heads` x `head_dim` elements of `dtype`.
 
+    Of `dtype` only `itemsize` and its name are asked here, so numpy's will do where nothing is computed.
+
     `scale_bytes`: 4 where each token and head has a float32 scale of its own beside its values, else 0.
     """
 
@@ -54,7 +59,7 @@ class KVShape:
     @property
     def quantised(self) -> bool:
         """Whether values are stored in 8 bits and need scales, beside them or static."""
-        return self.dtype in (torch.int8, torch.float8_e4m3fn)
+        return str(self.dtype).removeprefix("torch.") in ("int8", "float8_e4m3fn")
 
     @cached_property
     def head_elems(self) -> int:
@@ -91,27 +96,6 @@ class KVShape:
     def token_bytes(self) -> int:
         """Bytes of one token over all layers, scales and padding included: layers x 2 x unit."""
         return 2 * self.num_layers * self.unit_bytes
-
-
-class KVViews(NamedTuple):
-    """The same memory, seen three ways."""
-
-    memory: torch.Tensor
-    """`[layer, 2, row, position, unit_elems]` of the KV dtype: everything. What is copied is copied here."""
-    kv: torch.Tensor
-    """`[layer, 2, row, position, kv_head, head_dim]`: the values."""
-    scales: torch.Tensor | None
-    """float32 `[layer, 2, row, position, kv_head]`; None where tokens have no scales of their own."""
-
-
-def kv_views(memory: torch.Tensor, shape: KVShape) -> KVViews:
-    """See `memory` `[layer, 2, row, position, unit_elems]` as values and scales. No copy."""
-    values = memory[..., : shape.head_elems]
-    kv = values.view(*values.shape[:-1], shape.num_kv_heads, shape.head_dim)
-    if not shape.scale_bytes:
-        return KVViews(memory, kv, None)
-    end = shape.scale_offset + shape.num_kv_heads * shape.scale_bytes
-    return KVViews(memory, kv, memory[..., shape.scale_offset : end].view(torch.float32))
 
 
 @dataclass(frozen=True)
@@ -155,21 +139,10 @@ class RowLayout:
         """Bytes of address space of one range of one row."""
         return self.row_tokens * self.token_bytes
 
-    def pages(self, tokens: int) -> int:
-        """Pages that `tokens` tokens need in EACH range of a row."""
-        return -(-tokens * self.token_bytes // self.page_bytes)
-
-    def tokens(self, pages: int) -> int:
-        """Whole tokens that `pages` pages in each range can hold."""
-        return pages * self.page_bytes // self.token_bytes
-
-    def whole_pages(self, tokens: int) -> tuple[int, int]:
-        """(pages of each range that hold nothing but the first `tokens` tokens, their bytes behind those)."""
-        return divmod(tokens * self.token_bytes, self.page_bytes)
-
-    def page_span(self, start: int, stop: int) -> tuple[int, int]:
-        """Positions of the pages, first and behind the last, on which tokens `start .. stop` lie."""
-        return start * self.token_bytes // self.page_bytes, self.pages(stop)
+    @cached_property
+    def units(self) -> UnitLayout:
+        """How tokens lie on pages; a unit is a page in each range of a row."""
+        return UnitLayout(self.token_bytes, self.page_bytes, self.ranges, self.max_tokens)
 
     @property
     def memory_shape(self) -> tuple[int, ...]:

@@ -146,29 +146,3 @@ def unit_states(
     for unit, count in needs.items():
         states[unit] = PageState.SHARED if count > 1 else PageState.PRIVATE
     return states
-
-
-def mapped_pages(
-    layout: RowLayout,
-    rows: tuple[MapRow, ...],
-    states: Mapping[int, PageState],
-    cached: Iterable[int],
-    budget_bytes: int,
-    usage: MemoryUsage,
-) -> PageMap:
-    """The map of `virtual`: a page in the first range of a row stands for its like in the others."""
-    unit_bytes = layout.page_bytes * layout.ranges
-    held = usage.physical - usage.free
-    return PageMap(
-        backend="virtual",
-        unit="page",
-        unit_bytes=unit_bytes,
-        unit_tokens=layout.page_bytes / layout.token_bytes,
-        row_units=layout.pages(layout.max_tokens),
-        rows=rows,
-        states=states,
-        in_prefix_cache=frozenset(cached),
-        loose={PageState.RETIRING: held - len(states) * unit_bytes, PageState.FREE: usage.free},
-        budget_bytes=budget_bytes,
-        usage=usage,
-    )

@@ -11,29 +11,15 @@ request arrives or one is about to end, the run stops and the scheduler takes ov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from vattn.kv.base import KVCache
-from vattn.kv.paged import PagedKVCache
-from vattn.kv.static import StaticKVCache
+from vattn.kv.cache import KVCache
 from vattn.kv.usage import MemoryUsage
-from vattn.kv.virtual import VirtualKVCache
 from vattn.lab.simulator.request import SimulatedRequest
 
 SHORTEST_RUN = 3
 """Shorter runs cost more to prepare than they save."""
-
-
-def room(kv: KVCache) -> Callable[[int], int]:
-    """From a request's tokens to the most tokens it may have without more memory."""
-    if isinstance(kv, VirtualKVCache):
-        layout = kv.layout
-        return lambda tokens: layout.tokens(layout.pages(tokens))
-    if isinstance(kv, PagedKVCache):
-        size = kv.block_size
-        return lambda tokens: -(-tokens // size) * size
-    return lambda tokens: 1 << 62
 
 
 class DecodeRun:
@@ -50,9 +36,9 @@ class DecodeRun:
             self.limit = 0  # a first token is on its way: its time is to be noted
         self._usage = kv.usage()
         self._token_bytes = len(requests) * kv.shape.token_bytes
-        self._external = isinstance(kv, StaticKVCache)
+        self._external = kv.reserves
         self._due: dict[int, list[int]] | None = None  # places in `requests`, by step
-        self._room = room(kv)
+        self._room = kv.room
 
     @property
     def worthwhile(self) -> bool:

@@ -11,14 +11,16 @@ before it (the idea: vLLM's automatic prefix caching; SGLang's RadixAttention ke
 
 Equal text is not equal KV: the fingerprint stands for weights, dtype, rope and adapters, the salt for who
 may share with whom. Hashes find entries; tokens, parents and salts are compared, so a collision is a miss.
-What an entry holds is the backend's (a block, some pages): this module knows of no memory.
+What an entry holds is the caller's (units of memory): this module knows of no memory.
+
+Work is done once: a text's keys and the entries found for it are kept in a `Text`, which lives as long as its
+request; looking again costs as much as has changed since.
 """
 
 from __future__ import annotations
 
 import hashlib
 import heapq
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -28,10 +30,6 @@ import numpy as np
 M = TypeVar("M")
 
 Hasher = Callable[[bytes], bytes]
-
-TEXTS_REMEMBERED = 1024
-"""Texts whose keys are kept: more than requests run at once."""
-
 
 def chain_hash(data: bytes) -> bytes:
     """16 bytes of BLAKE2b: no accidental collisions, and forged ones are caught by comparing tokens."""
@@ -49,17 +47,24 @@ class Entry(Generic[M]):
     memory: M
     children: int = 0
     stamp: int = 0
-    """When it was last used; larger is later."""
+    """When it was last used itself; larger is later. What is built on it counts when that goes."""
+    alive: bool = True
+    """Whether it is in the cache still."""
 
 
 @dataclass(eq=False)
-class _Text(Generic[M]):
-    """What is remembered of a list of tokens."""
+class Text(Generic[M]):
+    """A list of tokens that only grows, and what is known of it: one request's."""
 
     token_ids: Sequence[int]
     salt: str
+    """Who may share it."""
     keys: list[bytes] = field(default_factory=list)
     """Of its whole units so far."""
+    found: list[Entry[M]] = field(default_factory=list)
+    """Entries of its beginning when `match` last looked; some of the last may be gone by now."""
+    unchanged: int = 0
+    """For whoever derives something from `found`: so many of its first entries are as they were."""
     tip: tuple[int, Entry[M]] | None = None
     """(units, last entry of these): as long as that is there, all of the chain is this text's."""
 
@@ -87,7 +92,6 @@ class PrefixCache(Generic[M]):
         self._clock = 0
         self._claims: dict[bytes, Hashable] = {}
         self._claimed: dict[Hashable, dict[bytes, None]] = {}
-        self._texts: OrderedDict[int, _Text[M]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -97,69 +101,65 @@ class PrefixCache(Generic[M]):
         """Where all chains of a salt begin."""
         return self._hash(f"{len(self._fingerprint)}:{self._fingerprint}{salt}".encode())
 
-    def keys(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
-        """The chain of keys of all whole units. A list that only grows is hashed once, as it grows."""
-        units = len(token_ids) // self.unit
-        keys = self._text(token_ids, salt).keys
+    def keys(self, text: Text[M]) -> list[bytes]:
+        """The chain of keys of all whole units: the text's own list, which each unit enters once."""
+        keys, units = text.keys, len(text.token_ids) // self.unit
         if len(keys) < units:
-            key = keys[-1] if keys else self.root(salt)
+            key = keys[-1] if keys else self.root(text.salt)
             start = len(keys) * self.unit
-            data = np.asarray(token_ids[start : units * self.unit], np.int64).tobytes()
+            data = np.asarray(text.token_ids[start : units * self.unit], np.int64).tobytes()
             step = 8 * self.unit
             for at in range(0, len(data), step):
                 key = self._hash(key + data[at : at + step])
                 keys.append(key)
-        return keys[:units]
-
-    def _text(self, token_ids: Sequence[int], salt: str) -> _Text[M]:
-        text = self._texts.get(id(token_ids))
-        if text is None or text.token_ids is not token_ids or text.salt != salt:
-            text = self._texts[id(token_ids)] = _Text(token_ids, salt)
-        self._texts.move_to_end(id(token_ids))
-        if len(self._texts) > TEXTS_REMEMBERED:
-            self._texts.popitem(last=False)
-        return text
+        return keys
 
     # ------------------------------------------------------------------ finding
-    def match(self, token_ids: Sequence[int], salt: str) -> list[Entry[M]]:
-        """Entries of the longest cached prefix, in order."""
-        found: list[Entry[M]] = []
-        for index, key in enumerate(self.keys(token_ids, salt)):
-            entry = self._entries.get(key)
+    def match(self, text: Text[M]) -> list[Entry[M]]:
+        """Entries of the longest cached prefix, in order: the text's own list.
+
+        An entry never outlives its prefix, so what was found before is still there if its last entry is.
+        """
+        found = text.found
+        while found and not found[-1].alive:
+            found.pop()
+            text.unchanged = min(text.unchanged, max(len(found) - 1, 0))
+        keys = self.keys(text)
+        for index in range(len(found), len(keys)):
+            entry = self._entries.get(keys[index])
             parent = found[-1] if found else None
-            if entry is None or not self._same(entry, parent, self._tokens(token_ids, index), salt):
+            if entry is None or not self._same(entry, parent, self._tokens(text.token_ids, index), text.salt):
                 break
             found.append(entry)
         return found
 
-    def touch(self, entries: Sequence[Entry[M]]) -> None:
-        """Entries of a chain were used now; those that are gone by now don't count."""
+    def touch(self, text: Text[M]) -> None:
+        """What was found of a text was used now; entries that are gone by now don't count."""
         self._clock += 1
-        last: Entry[M] | None = None
-        for entry in entries:
-            if self._entries.get(entry.key) is not entry:
-                break
-            entry.stamp = self._clock
-            last = entry
-        if last is not None and not last.children:
+        last = next((entry for entry in reversed(text.found) if entry.alive), None)
+        if last is not None:
+            self._stamp(last)
+
+    def _stamp(self, last: Entry[M]) -> None:
+        """A chain was used now. Its other entries learn of it when what is built on them goes."""
+        last.stamp = self._clock
+        if not last.children:
             self._push(last)
 
     # ------------------------------------------------------------------ filling
-    def insert(
-        self, token_ids: Sequence[int], salt: str, units: int, hold: Callable[[int], M], start: int = 0
-    ) -> None:
+    def insert(self, text: Text[M], units: int, hold: Callable[[int], M], start: int = 0) -> None:
         """Enter the first `units` units of a text. `hold(i)` gives the memory of unit i where it is new.
 
         `start`: units before it are expected to be there; where one has been evicted it is entered again.
         Units already entered by others stay theirs. Stops at a collision: what follows can't be found.
         """
-        keys = self.keys(token_ids, salt)
-        parent = self._last(keys, token_ids, salt, start)
+        keys, salt = self.keys(text), text.salt
+        parent = self._last(text, start)
         if parent is None:
             start = 0
         self._clock += 1
         for index in range(start, units):
-            tokens = self._tokens(token_ids, index)
+            tokens = self._tokens(text.token_ids, index)
             entry = self._entries.get(keys[index])
             if entry is None:
                 entry = Entry(keys[index], parent, tokens, salt, hold(index))
@@ -171,27 +171,23 @@ class PrefixCache(Generic[M]):
                 break
             parent, start = entry, index + 1
         if parent is not None:
-            self._text(token_ids, salt).tip = (start, parent)
-        used = parent
-        while used is not None:
-            used.stamp = self._clock
-            used = used.parent
-        if parent is not None and not parent.children:
-            self._push(parent)
+            text.tip = (start, parent)
+            self._stamp(parent)
 
     def _tokens(self, token_ids: Sequence[int], index: int) -> tuple[int, ...]:
         """Of unit `index`."""
         return tuple(token_ids[index * self.unit : (index + 1) * self.unit])
 
-    def _last(self, keys: list[bytes], token_ids: Sequence[int], salt: str, units: int) -> Entry[M] | None:
+    def _last(self, text: Text[M], units: int) -> Entry[M] | None:
         """The last entry of the text's first `units` units, if all of them are entered."""
         if not units:
             return None
-        entry = last = self._entries.get(keys[units - 1])
-        if entry is not None and self._text(token_ids, salt).tip == (units, entry):
-            return entry
+        if text.tip is not None and text.tip[0] == units and text.tip[1].alive:
+            return text.tip[1]
+        entry = last = self._entries.get(self.keys(text)[units - 1])
         for index in range(units - 1, -1, -1):  # all of them: a key alone may be another text's
-            if entry is None or entry.tokens != self._tokens(token_ids, index) or entry.salt != salt:
+            tokens = self._tokens(text.token_ids, index)
+            if entry is None or entry.tokens != tokens or entry.salt != text.salt:
                 return None
             entry = entry.parent
         return last if entry is None else None
@@ -201,12 +197,12 @@ class PrefixCache(Generic[M]):
         return entry.tokens == tokens and entry.parent is parent and entry.salt == salt
 
     # ------------------------------------------------------------------ work under way
-    def claim(self, owner: Hashable, token_ids: Sequence[int], salt: str) -> None:
+    def claim(self, owner: Hashable, text: Text[M]) -> None:
         """`owner` is about to compute these tokens: others with the same prefix may want to wait for it.
 
         A claim ends when its unit is entered, or with `unclaim`.
         """
-        mine = [k for k in self.keys(token_ids, salt) if k not in self._entries and k not in self._claims]
+        mine = [k for k in self.keys(text) if k not in self._entries and k not in self._claims]
         for key in mine:
             self._claims[key] = owner
         self._claimed[owner] = dict.fromkeys(mine)
@@ -219,12 +215,12 @@ class PrefixCache(Generic[M]):
         if key in self._claims:
             del self._claimed[self._claims.pop(key)][key]
 
-    def awaits(self, token_ids: Sequence[int], salt: str) -> bool:
+    def awaits(self, text: Text[M]) -> bool:
         """Is the first unit of this text that is not cached being computed right now?"""
-        known = len(self.match(token_ids, salt))
-        if known >= (len(token_ids) - 1) // self.unit:  # the last token is computed in any case
+        known = len(self.match(text))
+        if known >= (len(text.token_ids) - 1) // self.unit:  # the last token is computed in any case
             return False
-        return self.keys(token_ids, salt)[known] in self._claims
+        return text.keys[known] in self._claims
 
     # ------------------------------------------------------------------ giving way
     def evict(self, frees: Callable[[M], bool]) -> bool:
@@ -253,12 +249,15 @@ class PrefixCache(Generic[M]):
         """Drop every entry."""
         entries, self._entries, self._leaves = list(self._entries.values()), {}, []
         for entry in entries:
+            entry.alive = False
             self._drop(entry.memory)
 
     def _remove(self, entry: Entry[M]) -> None:
         del self._entries[entry.key]
+        entry.alive = False
         if entry.parent is not None:
             entry.parent.children -= 1
+            entry.parent.stamp = max(entry.parent.stamp, entry.stamp)
             if not entry.parent.children:
                 self._push(entry.parent)
         self._drop(entry.memory)
@@ -283,11 +282,11 @@ class PrefixCache(Generic[M]):
         """Raise AssertionError unless the tree is whole. `owners`: who may have claims."""
         children: dict[int, int] = {}
         for key, entry in self._entries.items():
-            assert entry.key == key and len(entry.tokens) == self.unit
+            assert entry.key == key and len(entry.tokens) == self.unit and entry.alive
             parent = entry.parent
             if parent is not None:
                 assert self._entries.get(parent.key) is parent, "an entry outlives its prefix"
-                assert parent.stamp >= entry.stamp, "a prefix is older than what is built on it"
+                assert parent.alive, "an entry outlives its prefix"
                 children[id(parent)] = children.get(id(parent), 0) + 1
                 assert parent.salt == entry.salt, "a chain changes its salt"
             data = np.asarray(entry.tokens, np.int64).tobytes()

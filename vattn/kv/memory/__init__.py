@@ -1,0 +1,1 @@
+"""What carries out the books' operations on a device."""

@@ -1,0 +1,245 @@
+"""Units as page sets of a driver, mapped in rows of addresses.
+
+    unit u     one page for each range of a row          pages   vattn/vmm/pool.py
+    row r      rows r, r + rows, r + 2 x rows, … of one reservation   vattn/vmm/space.py
+
+    row 3, units 4 and 9      range 0 | p4 | p9 | . . . |   range 1 | p5 | p7 | . . . |
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+import torch
+
+from vattn.kv.books.operations import Copy, Discard, Finish, Grant, Map, Unmap
+from vattn.kv.books.units import UnitLayout
+from vattn.kv.layout import KVShape, RowLayout
+from vattn.kv.memory.base import Memory
+from vattn.kv.memory.views import kv_views
+from vattn.vmm.driver import Access, CallCounter, Driver, DriverError, OutOfMemory
+from vattn.vmm.mapper import Mapper
+from vattn.vmm.pool import PagePool
+from vattn.vmm.space import AddressSpace
+
+UNBOUNDED = 1 << 62
+"""The budget is the books' affair."""
+
+
+class MappedMemory(Memory):
+    """`geometry.rows` rows. With `scratch` the last one is set apart, to copy from units that no row shows.
+
+    `background`: a thread does what is asked for ahead.
+    """
+
+    def __init__(
+        self,
+        layout: UnitLayout,
+        shape: KVShape,
+        geometry: RowLayout,
+        driver: Driver,
+        *,
+        scratch: bool,
+        background: bool,
+    ) -> None:
+        super().__init__(layout, driver.device)
+        self._rows, self._ranges = geometry.rows, layout.ranges
+        self._scratch = geometry.rows - 1 if scratch else None
+        self.driver = CallCounter(driver)
+        self.pool = PagePool(self.driver, layout.unit_bytes, UNBOUNDED)
+        self.space = AddressSpace(
+            self.driver, self.pool, geometry.rows * layout.ranges, geometry.row_bytes, self.time
+        )
+        self._pages: dict[int, list[int]] = {}
+        """Of each unit that exists, one page per range; one reference of each is held here."""
+        self._shown: dict[int, dict[tuple[int, int], None]] = {}
+        """(row, position) of units in rows."""
+        self._units: dict[int, list[int]] = {row: [] for row in range(geometry.rows)}
+        """Units of each row."""
+        self._mapper = Mapper() if background else None
+        self.works_ahead = background
+        self._stall = 0.0
+        memory = self.space.tensor(geometry.memory_shape, geometry.memory_strides, shape.dtype)
+        self._views = kv_views(memory, shape)
+        size = (self._ranges, self._rows, self.space.pitch)
+        self._bytes: torch.Tensor | None = self.space.tensor(size, None, torch.uint8)
+
+    # ------------------------------------------------------------------ operations
+    def map(self, operation: Map) -> None:
+        if operation.ahead and self._mapper is not None:
+            self._mapper.submit(operation.row, partial(self._map, operation))
+            return
+        started = time.perf_counter()
+        try:
+            self._map(operation)
+        finally:
+            self._stall += time.perf_counter() - started
+
+    def _map(self, operation: Map) -> None:
+        made: list[int] = []
+        try:
+            self._cut(operation.row, operation.at)
+            for unit in operation.units:
+                if unit not in self._pages:
+                    pages = self.pool.acquire(self._ranges)
+                    if pages is None:
+                        raise OutOfMemory("create", hint="the device has no memory for another page")
+                    self._pages[unit] = pages
+                    made.append(unit)
+            self._show(operation.row, operation.units, Access.READ_WRITE)
+        except BaseException:
+            with suppress(DriverError):
+                self._unmake(made)
+            raise
+
+    def grant(self, operation: Grant) -> None:
+        self._cut(operation.row, 0)
+        self._show(operation.row, operation.units, Access.READ)
+
+    def unmap(self, operation: Unmap) -> None:
+        self._cut(operation.row, operation.keep)
+
+    def finish(self, operation: Finish) -> None:
+        if self._mapper is not None:
+            self._stall += self._mapper.wait([operation.row])
+
+    def discard(self, operation: Discard) -> None:
+        units = [unit for unit in operation.units if unit in self._pages]
+        if any(self.pool.refs(page) > 1 for unit in units for page in self._pages[unit]):
+            self.space.settle()  # given up, and mapped until the device was done with it
+        self._unmake(units)
+
+    def copy(self, operation: Copy) -> None:
+        target = self._place(operation.target)
+        assert target is not None
+        source = self._place(operation.source)
+        if source is not None:
+            self._copy(source, target, operation.nbytes)
+            return
+        assert self._scratch is not None
+        try:
+            self._cut(self._scratch, 0)
+            self._show(self._scratch, (operation.source,), Access.READ)
+            self._copy((self._scratch, 0), target, operation.nbytes)
+        finally:
+            self.time.submit(self.event())  # unmapped after the copy
+            with suppress(DriverError):  # the copy is done; the row's next use unmaps what is left there
+                self._cut(self._scratch, 0)
+
+    def _copy(self, source: tuple[int, int], target: tuple[int, int], nbytes: int) -> None:
+        assert self._bytes is not None
+        size = self.layout.unit_bytes
+        (a, i), (b, j) = source, target
+        self._bytes[:, b, j * size : j * size + nbytes] = self._bytes[:, a, i * size : i * size + nbytes]
+
+    def read(self, row: int, units: list[int], tokens: int) -> torch.Tensor:
+        assert self._bytes is not None
+        return self._bytes[:, row, : tokens * self.layout.token_bytes]
+
+    def write(self, row: int, units: list[int], start: int, data: torch.Tensor) -> int:
+        assert self._bytes is not None
+        first = start * self.layout.token_bytes
+        target = self._bytes[:, row, first : data.shape[1]]
+        target.copy_(data[:, first:])
+        return target.numel()
+
+    # ------------------------------------------------------------------ rows and units
+    def _place(self, unit: int) -> tuple[int, int] | None:
+        """A row and position where a unit can be read."""
+        return next(iter(self._shown.get(unit, ())), None)
+
+    def _show(self, row: int, units: Sequence[int], access: Access) -> None:
+        """Append units to a row: all or nothing."""
+        first = len(self._units[row])
+        try:
+            for index, line in enumerate(self._lines(row)):
+                self.space.alias(line, [self._pages[unit][index] for unit in units], access)
+        except BaseException:
+            with suppress(DriverError):  # what can't be unmapped now goes with the row's next use
+                self._truncate(row, first)
+            raise
+        self._units[row] += units
+        for position, unit in enumerate(units, first):
+            self._shown.setdefault(unit, {})[row, position] = None
+
+    def _cut(self, row: int, keep: int) -> None:
+        """A row keeps its first `keep` units; the others' mappings go once no epoch can touch them."""
+        units = self._units[row]
+        for position in range(keep, len(units)):
+            places = self._shown[units[position]]
+            del places[row, position]
+            if not places:
+                del self._shown[units[position]]
+        del units[keep:]
+        self._truncate(row, keep)
+
+    def _truncate(self, row: int, keep: int) -> None:
+        """In every range; where unmapping fails, the table is cut all the same and the error comes last."""
+        failure: DriverError | None = None
+        for line in self._lines(row):
+            try:
+                if self.space.mapped(line) > keep:
+                    self.space.truncate(line, keep)
+            except DriverError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _unmake(self, units: Sequence[int]) -> None:
+        """Give the memory of units back that no row shows."""
+        for unit in units:
+            self.pool.release_all(self._pages.pop(unit))
+        if units:
+            self.pool.trim()
+
+    def _lines(self, row: int) -> range:
+        """A row's ranges: rows of the address space."""
+        return range(row, self._rows * self._ranges, self._rows)
+
+    # ------------------------------------------------------------------ books
+    @property
+    def stall_seconds(self) -> float:
+        return self._stall
+
+    @property
+    def driver_calls(self) -> dict[str, int]:
+        return dict(self.driver.counts)
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.space.reserved_bytes
+
+    def check(self, rows: dict[int, list[int]], made: int) -> None:
+        for row, units in self._units.items():
+            if row == self._scratch:
+                assert not units, "the scratch row was not given up"
+                continue
+            assert units == rows.get(row, []), f"row {row} shows other units than the books say"
+            for index, line in enumerate(self._lines(row)):
+                assert list(self.space.pages(line)) == [self._pages[unit][index] for unit in units]
+        assert len(self._pages) == made, "units exist that the books don't know of"
+        places = {unit: set(where) for unit, where in self._shown.items()}
+        assert places == _places(self._units), "places of units are wrong"
+        self.pool.check()
+        self.space.check({page: 1 for pages in self._pages.values() for page in pages})
+
+    def close(self) -> None:
+        super().close()
+        if self._mapper is not None:
+            self._mapper.close()
+        self._bytes = None
+        self.space.close()
+        for unit in list(self._pages):
+            self.pool.release_all(self._pages.pop(unit))
+        self.pool.trim()
+
+
+def _places(rows: dict[int, list[int]]) -> dict[int, set[tuple[int, int]]]:
+    found: dict[int, set[tuple[int, int]]] = {}
+    for row, units in rows.items():
+        for position, unit in enumerate(units):
+            found.setdefault(unit, set()).add((row, position))
+    return found

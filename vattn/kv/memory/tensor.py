@@ -1,0 +1,53 @@
+"""Units as places in one tensor: unit u is `memory[:, :, u]`.
+
+    | unit 0 | unit 1 | unit 2 | unit 3 | …       each holds the same number of whole tokens, all layers
+
+All units exist from the start, so there is nothing to map, and another number of them means another tensor.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vattn.kv.books.operations import Copy, Move
+from vattn.kv.books.units import UnitLayout
+from vattn.kv.layout import KVShape
+from vattn.kv.memory.base import Memory
+from vattn.kv.memory.views import KVViews, kv_views
+
+
+class TensorMemory(Memory):
+    """`count` units. Zeros: some kernels mask by weights of 0, and 0 x NaN of fresh memory is NaN."""
+
+    def __init__(self, layout: UnitLayout, shape: KVShape, device: torch.device, count: int) -> None:
+        super().__init__(layout, device)
+        self.shape = shape
+        self.unit_tokens = layout.unit_bytes // layout.token_bytes
+        self._views = self.allocate(count)
+
+    def allocate(self, count: int) -> KVViews:
+        """Memory of `count` units."""
+        shape = self.shape
+        size = (shape.num_layers, 2, count, self.unit_tokens, shape.unit_elems)
+        return kv_views(torch.zeros(size, dtype=shape.dtype, device=self.device), shape)
+
+    def copy(self, operation: Copy) -> None:
+        memory, n = self.views.memory, operation.nbytes // self.layout.token_bytes
+        memory[:, :, operation.target, :n] = memory[:, :, operation.source, :n]
+
+    def move(self, operation: Move) -> None:
+        new = self.allocate(operation.limit)
+        numbers = operation.numbers
+        new.memory[:, :, list(numbers.values())] = self.views.memory[:, :, list(numbers)]
+        self._views = new
+
+    def read(self, row: int, units: list[int], tokens: int) -> torch.Tensor:
+        return self.views.memory[:, :, units].flatten(2, 3)[:, :, :tokens]
+
+    def write(self, row: int, units: list[int], start: int, data: torch.Tensor) -> int:
+        size, memory = self.unit_tokens, self.views.memory
+        at = np.arange(start, data.shape[2])
+        where = torch.from_numpy(np.asarray(units, np.int64)[at // size]).to(memory.device)
+        memory[:, :, where, torch.from_numpy(at % size).to(memory.device)] = data[:, :, start:]
+        return len(at) * self.shape.token_bytes

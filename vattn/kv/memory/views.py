@@ -1,0 +1,30 @@
+"""KV memory as tensors."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from vattn.kv.layout import KVShape
+
+
+class KVViews(NamedTuple):
+    """The same memory, seen three ways."""
+
+    memory: torch.Tensor
+    """`[layer, 2, row, position, unit_elems]` of the KV dtype: everything. What is copied is copied here."""
+    kv: torch.Tensor
+    """`[layer, 2, row, position, kv_head, head_dim]`: the values."""
+    scales: torch.Tensor | None
+    """float32 `[layer, 2, row, position, kv_head]`; None where tokens have no scales of their own."""
+
+
+def kv_views(memory: torch.Tensor, shape: KVShape) -> KVViews:
+    """See `memory` `[layer, 2, row, position, unit_elems]` as values and scales. No copy."""
+    values = memory[..., : shape.head_elems]
+    kv = values.view(*values.shape[:-1], shape.num_kv_heads, shape.head_dim)
+    if not shape.scale_bytes:
+        return KVViews(memory, kv, None)
+    end = shape.scale_offset + shape.num_kv_heads * shape.scale_bytes
+    return KVViews(memory, kv, memory[..., shape.scale_offset : end].view(torch.float32))
