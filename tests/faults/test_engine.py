@@ -63,7 +63,7 @@ POINTS = [
     Point("the copy of a tail", MappedMemory, "copy", (V, "virtual-per_layer"), every=2),
     Point("the copy of a block", TensorMemory, "copy", (P, S), every=2),
     Point("a grant", MappedMemory, "grant", (V, "virtual-overlap"), driver_error, 2),
-    Point("any operation", Memory, "apply", (V, P, S, *OVERLAP), driver_error, 11),
+    Point("mapping", MappedMemory, "map", (V, "virtual-overlap"), driver_error, 5),
     Point("the model", Runner, "run", (V, P, *OVERLAP)),
     Point("the sampler", Sampler, "sample", (V, *OVERLAP)),
     Point("planning a step", KVCache, "begin_step", (V, P), driver_error),

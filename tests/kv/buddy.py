@@ -3,7 +3,7 @@
     paged    | A0 | B0 | A1 | C0 | B1 | A2 | …       the lowest free block, whoever asks
     buddy    | A0 | A1 | A2 |    | B0 | B1 | C0 | …   behind the request's last block, else in an aligned run
 
-Aligned runs of 2^k blocks break up less than others (Knowlton 1965): a run that is given back joins its buddy.
+Aligned runs of 2^k blocks break up less than others: a run that is given back joins its buddy.
 """
 
 from __future__ import annotations

@@ -39,7 +39,9 @@ def make(blocks: int, **options: object) -> LLM:
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"preemption": "swap", "swap_space_bytes": 1 << 22}])
+@pytest.mark.parametrize(
+    "options", [{}, {"overlap": True}, {"preemption": "swap", "swap_space_bytes": 1 << 22}]
+)
 def test_it_generates_the_right_tokens_under_pressure(registered: None, options: dict[str, object]) -> None:
     prompts = random_prompts(2, LENGTHS, 100)
     want = hf_greedy(reference_model(NAME), prompts, [20] * len(prompts))
@@ -49,7 +51,7 @@ def test_it_generates_the_right_tokens_under_pressure(registered: None, options:
         assert [list(output.outputs[0].token_ids) for output in outputs] == want
         llm.check()
         for _ in range(2):  # the second time it is cached
-            [output] = llm.generate([prompts[0] + prompts[1]], params)
+            llm.generate([prompts[0] + prompts[1]], params)
         assert llm.metrics().preemptions and llm.metrics().kv_stats.prefix_hit_tokens
         llm.resize_kv_cache(llm.memory_usage().physical * 3 // 2)
         assert [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params)] == want
@@ -76,7 +78,9 @@ def test_its_blocks_are_neighbours(registered: None) -> None:
 def test_it_is_one_short_file() -> None:
     lines = Path(buddy.__file__).read_text().splitlines()
     assert len(lines) < 120
-    asked = [name for name, member in inspect.getmembers(Backend) if getattr(member, "__isabstractmethod__", 0)]
+    asked = [
+        name for name, member in inspect.getmembers(Backend) if getattr(member, "__isabstractmethod__", 0)
+    ]
     assert len(asked) <= 8
 
 

@@ -440,7 +440,10 @@ class Books:
         self.counts.num_needed, self.counts.total_needs = old.num_needed, old.total_needs
         self.counts.num_cached_only = old.num_cached_only
         self.allocator = self.allocator.renumbered(limit, numbers)
-        self.tables = new_numbers[self.tables]
+        tables = np.zeros_like(self.tables)
+        for row, length in enumerate(self.lengths):
+            tables[row, :length] = new_numbers[self.tables[row, :length]]
+        self.tables = tables
         if self.prefix is not None:
             self.prefix.replace_memory(
                 lambda memory: tuple((position, numbers[unit]) for position, unit in memory)

@@ -82,13 +82,7 @@ class MappedMemory(Memory):
         made: list[int] = []
         try:
             self._cut(operation.row, operation.at)
-            for unit in operation.units:
-                if unit not in self._pages:
-                    pages = self.pool.acquire(self._ranges)
-                    if pages is None:
-                        raise OutOfMemory("create", hint="the device has no memory for another page")
-                    self._pages[unit] = pages
-                    made.append(unit)
+            made = self._make([unit for unit in operation.units if unit not in self._pages])
             self._show(operation.row, operation.units, Access.READ_WRITE)
         except BaseException:
             with suppress(DriverError):
@@ -187,6 +181,16 @@ class MappedMemory(Memory):
                 failure = failure or error
         if failure is not None:
             raise failure
+
+    def _make(self, units: list[int]) -> list[int]:
+        """Have pages for units: all or none."""
+        count = self._ranges
+        pages = self.pool.acquire(count * len(units)) if units else []
+        if pages is None:
+            raise OutOfMemory("create", hint="the device has no memory for another page")
+        for index, unit in enumerate(units):
+            self._pages[unit] = pages[index * count : (index + 1) * count]
+        return units
 
     def _unmake(self, units: Sequence[int]) -> None:
         """Give the memory of units back that no row shows."""
