@@ -15,7 +15,6 @@ import pytest
 from tests.faults.busy import Lived, alone, make
 from tests.faults.flaky import Flaky, planted
 from vattn.engine.runner import Runner
-from vattn.kv.backends.static import RowTensorMemory
 from vattn.kv.cache import KVCache
 from vattn.kv.memory.base import Memory
 from vattn.kv.memory.mapped import MappedMemory
@@ -55,8 +54,7 @@ OVERLAP = ("virtual-overlap", "paged-overlap")
 POINTS = [
     Point("pages are short", PagePool, "acquire", (V, "virtual-overlap"), None),
     Point("pages raise", PagePool, "acquire", (V, "virtual-per_layer", "virtual-overlap"), MemoryError),
-    Point("memory of a resized block pool", TensorMemory, "allocate", (P,), every=3),
-    Point("memory of resized rows", RowTensorMemory, "allocate", (S,), every=3),
+    Point("moving to memory of another size", TensorMemory, "move", (P, S), every=3),
     Point("host memory", SwapSpace, "_to_host", (V, P, S), MemoryError, 2),
     Point("a copy out", Memory, "copy_out", (V, P, S), every=2),
     Point("a copy in", Memory, "copy_in", (V, P, S), every=2),

@@ -42,10 +42,13 @@ class BuddyAllocator(UnitAllocator):
         return units, []
 
     def _run(self, free: set[int], n: int) -> int | None:
-        """Where the first free aligned run of 2^k >= n units begins."""
+        """Where the first free aligned run of 2^k >= n units begins, if possible with room to grow."""
         size = 1 << (n - 1).bit_length()
-        starts = range(0, self.limit - size + 1, size)
-        return next((s for s in starts if all(u in free for u in range(s, s + size))), None)
+        for run in (4 * size, 2 * size, size):
+            for start in range(0, self.limit - run + 1, run):
+                if free.issuperset(range(start, start + run)):
+                    return start
+        return None
 
 
 class BuddyBackend(Backend):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from vattn.kv.usage import MemoryUsage
 
 if TYPE_CHECKING:
-    from vattn.kv.layout import RowLayout
+    pass
 
 UnitName = Literal["page", "block", "row"]
 
