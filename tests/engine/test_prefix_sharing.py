@@ -138,7 +138,7 @@ def test_preemption_and_abort_in_the_middle(backend: str) -> None:
         next(doomed)
         ids: list[str] = []
         count = len(prompts)
-        llm._delivery.add([llm._tokenize(p) for p in prompts], [greedy(40)] * count, services(count), ids)
+        llm._delivery.add(llm._prompts.read_all(prompts), [greedy(40)] * count, services(count), ids)
         for _ in range(12):
             llm.engine.step()
             llm.check()
