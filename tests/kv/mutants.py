@@ -239,7 +239,6 @@ BOTH: list[Mutant] = [
     units_of_evicted_entries_are_trusted,
     entries_hold_nothing,
     needs_of_shared_units_count_once,
-    hits_are_not_pinned,
     no_copy_of_a_tail,
     a_fork_shares_the_unit_it_will_write,
     what_comes_back_is_written_a_token_off,
@@ -248,6 +247,7 @@ BOTH: list[Mutant] = [
 ]
 VIRTUAL: list[Mutant] = [
     *BOTH,
+    hits_are_not_pinned,
     tail_of_the_page_before,
     tail_of_the_first_entry_on_its_page,
     units_of_the_first_entries,

@@ -63,6 +63,7 @@ def cases() -> None:
 
 
 BY_CASES = {
+    mutants.hits_are_not_pinned,
     mutants.tail_of_the_first_entry_on_its_page,
     mutants.units_of_the_first_entries,
     mutants.continues_behind_another_text,
