@@ -125,7 +125,9 @@ class Books:
         """Could a new request hold `tokens` tokens, counting what would give way?"""
         if tokens > self.layout.max_tokens or not self._has_row():
             return False
-        spare = max(1, int(WATERMARK * self.limit)) if self.live and not self.reserves else 0
+        spare = 0
+        if self.live and not self.reserves:  # of one range: all ranges of a unit may be much of a small cache
+            spare = max(1, int(WATERMARK * self.limit * self.layout.ranges)) // self.layout.ranges
         room = self.limit - self.counts.num_needed - spare - self.layout.units(tokens)
         if room >= 0 and not self.copies_tails:
             return True
