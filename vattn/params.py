@@ -59,7 +59,8 @@ class SamplingParams:
     """Same seed, prompt and parameters: same tokens, whatever else runs. In [-2**63, 2**64); None or
     -1 = the engine draws one."""
     stop: str | Sequence[str] | None = None
-    """Strings that end the output. Not in the text unless `include_stop_str_in_output`."""
+    """Strings that end the output. Not in the text unless `include_stop_str_in_output`. They may name special
+    tokens, also with `skip_special_tokens`."""
     stop_token_ids: Sequence[int] | None = None
     """Tokens that end the output, as EOS does."""
     bad_words: Sequence[str] | None = None

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
 from vattn.outputs import Logprob
@@ -346,6 +347,64 @@ def test_stopping_equals_a_search_letter_by_letter(
     assert (got, stop) == (expected, reason)
 
 
+END = BYTE_LEVEL.token_to_id("<|end|>")
+USER = BYTE_LEVEL.token_to_id("<|user|>")
+
+
+@pytest.mark.parametrize(
+    ("stop", "before", "behind"),
+    [
+        ("<|end|>", "", ""),
+        ("<|end|>\n", "", "\n"),
+        ("\n<|end|>", "\n", ""),
+        ("a<|end|>b", "a", "b"),
+    ],
+)
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_may_name_a_token_that_is_skipped(
+    stop: str, before: str, behind: str, include: bool
+) -> None:
+    tokens = [*letters("one" + before), END, *letters(behind)]
+    almost = [END, *letters("x"), USER]  # named, but not the stop string: hidden as ever
+    params = SamplingParams(stop=[stop + "!", stop], include_stop_str_in_output=include)
+    detokenizer = IncrementalDetokenizer(BYTES, params)
+    if behind or before:
+        assert [detokenizer.append(token) for token in almost] == [None] * 3
+    found = [detokenizer.append(token) for token in tokens]
+    assert found == [None] * (len(tokens) - 1) + [stop]
+    shown = ("x" if behind or before else "") + "one" + (stop if include else "")
+    assert detokenizer.text == detokenizer.take() == shown
+
+
+def test_a_skipped_token_that_ends_nothing_stays_hidden() -> None:
+    detokenizer = IncrementalDetokenizer(BYTES, SamplingParams(stop="<|end|>"))
+    tokens = [*letters("a"), USER, *letters("<|end|"), *letters("b")]
+    assert [detokenizer.append(token) for token in tokens] == [None] * len(tokens)
+    assert detokenizer.append(END, match_stops=False) is None  # before min_tokens
+    assert detokenizer.close() is None
+    assert detokenizer.text == "a<|end|b"
+
+
+def test_an_incomplete_character_before_a_skipped_token() -> None:
+    """It is completed behind the token, unless the output ends there."""
+    first, second = single_bytes("é".encode())
+    whole = IncrementalDetokenizer(BYTES, SamplingParams(stop="<|end|>!"))
+    assert [whole.append(token) for token in (first, END, second)] == [None] * 3
+    whole.close()
+    assert whole.text == "é"
+    cut = IncrementalDetokenizer(BYTES, SamplingParams(stop="<|end|>"))
+    assert [cut.append(token) for token in (first, END)] == [None, "<|end|>"]
+    assert cut.text == "\ufffd"
+
+
+def test_a_stream_of_the_tokenizers_library_keeps_back_what_is_never_completed() -> None:
+    """Why text is not made by `tokenizers.DecodeStream`: our decoder gives out all that `decode` does."""
+    ids = single_bytes(b"\x80" * 20 + "é".encode()[:1])
+    stream = DecodeStream(skip_special_tokens=True)
+    assert [stream.step(BYTE_LEVEL, token) for token in ids] == [None] * len(ids)
+    assert "".join(pieces(TokenDecoder(BYTES), ids)) == BYTE_LEVEL.decode(ids) == "\ufffd" * 21
+
+
 def test_nothing_is_decoded_without_a_tokenizer_or_when_not_wanted() -> None:
     for vocabulary, params in ((None, SamplingParams(stop="a")), (BYTES, SamplingParams(detokenize=False))):
         detokenizer = IncrementalDetokenizer(vocabulary, params, [1, 2])
@@ -403,6 +462,17 @@ def test_a_stop_string_is_the_reason_and_beats_the_length() -> None:
 
 def test_eos_beats_the_length_and_shows_what_was_held() -> None:
     assert finish("abEN$", max_tokens=5, stop=["END"]) == (5, "abEN", Finish("stop", None))
+
+
+def test_an_end_token_that_is_also_a_stop_string_says_so() -> None:
+    for include, text in ((False, "ab"), (True, "ab<|end|>")):
+        params = SamplingParams(stop="<|end|>", max_tokens=9, include_stop_str_in_output=include)
+        checker = StopChecker(
+            params, IncrementalDetokenizer(BYTES, params), max_tokens=9, eos_token_ids=[END]
+        )
+        assert [checker.push(token) for token in letters("ab")] == [None, None]
+        assert checker.push(END) == Finish("stop", "<|end|>")
+        assert checker.detokenizer.text == text
 
 
 def test_nothing_but_the_length_ends_before_min_tokens() -> None:

@@ -14,6 +14,7 @@ token, and what is added is the token's text (the method of HF's text-generation
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ _CONTEXT = 6
 """Last tokens of the prompt that the first output token is decoded behind."""
 _PATIENCE = 8
 """Tokens to wait for the rest of a character. One needs three at most: more is not valid UTF-8."""
+_FIRST_MARK = 0xD800
+"""Marks are halves of surrogate pairs: no decoder gives one out."""
 
 
 class TokenText:
@@ -136,6 +139,10 @@ class TokenDecoder:
             self._covered, self._shown = len(self._window), len(self._decode())
         return new
 
+    def rest(self) -> str:
+        """What `flush` would give now."""
+        return self._decode()[self._shown :]
+
     def flush(self) -> str:
         """The rest, at the end of the output: an incomplete character becomes U+FFFD."""
         text = self._decode()
@@ -165,6 +172,12 @@ class IncrementalDetokenizer:
     A stop string ends the text where it begins, or behind it with `include_stop_str_in_output` (then
     nothing is held). If several end in the same text, the first to be complete counts, and of those the
     first in the list. Without a vocabulary, or with `detokenize=False`, the text stays empty.
+
+    Special tokens that are skipped have no text, but a stop string may name one. Such a token stands in the
+    held text as a mark, a character that no text has, and so it does in a second form of the stop string:
+
+        stop string  "<|end|>\\n"        tokens   a   <|end|>   \\n        held  "⌷", then "⌷\\n": found
+        second form  "⌷\\n"
     """
 
     def __init__(
@@ -181,8 +194,17 @@ class IncrementalDetokenizer:
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
                 prompt_token_ids=prompt_token_ids,
             )
-        self._stops = params.stop_strings
+        self._named = {stop: stop for stop in params.stop_strings}
+        """The stop string that each form of one stands for."""
+        self._marks: dict[int, str] = {}
+        """Marks of the skipped tokens that stop strings name."""
+        if self._decoder is not None and vocabulary is not None and params.skip_special_tokens:
+            self._marks, self._named = _mark_skipped(vocabulary, params.stop_strings)
+        self._stops = tuple(self._named)
+        self._unseen = {ord(mark): None for mark in self._marks.values()}
         self._include = params.include_stop_str_in_output
+        # Text may be shown before it is known whether it begins a stop string, but a mark not as nothing.
+        self._holds = not self._include or bool(self._marks)
         self._pieces: list[str] = []
         self._delta: list[str] = []
         self._held = ""
@@ -207,7 +229,17 @@ class IncrementalDetokenizer:
         """
         if self._closed or self._decoder is None:
             return None
-        return self._absorb(self._decoder.push(token_id), match_stops)
+        mark = self._marks.get(token_id)
+        if mark is None:
+            return self._absorb(self._decoder.push(token_id), match_stops)
+        # An incomplete character before it is text only if the output ends here: else it may be completed.
+        rest = self._decoder.rest()
+        ends = match_stops and _first_stop(self._held + rest + mark, len(self._held), self._stops)
+        return self._absorb(rest + mark if ends else mark, match_stops)
+
+    def watches(self, token_id: int) -> bool:
+        """Does a stop string name this token, although it has no text?"""
+        return token_id in self._marks
 
     def close(self, *, match_stops: bool = True) -> str | None:
         """The output ends: what was held back or incomplete becomes visible. Idempotent.
@@ -218,7 +250,7 @@ class IncrementalDetokenizer:
             return None
         stop = self._absorb(self._decoder.flush(), match_stops)
         if stop is None:
-            self._show("" if self._include else self._held)
+            self._show(self._held if self._holds else "")
             self._held = ""
             self._closed = True
         return stop
@@ -231,25 +263,45 @@ class IncrementalDetokenizer:
             return None
         known = len(self._held)
         pending = self._held + new
-        visible_from = known if self._include else 0
         if match_stops:
             found = _first_stop(pending, known, self._stops)
             if found is not None:
-                stop, begin = found
-                end = begin + len(stop) if self._include else begin
-                self._show(pending[visible_from:end])
+                form, begin = found
+                stop = self._named[form]
+                if self._holds:
+                    self._show(pending[:begin])
+                    self._show(stop if self._include else "")
+                else:
+                    self._show(pending[known : begin + len(stop)])
                 self._held = ""
                 self._closed = True
                 return stop
         held = _possible_beginning(pending, self._stops)
-        self._show(pending[visible_from:] if self._include else pending[: len(pending) - held])
+        self._show(pending[: len(pending) - held] if self._holds else new)
         self._held = pending[len(pending) - held :]
         return None
 
     def _show(self, text: str) -> None:
+        text = text.translate(self._unseen) if self._unseen else text
         if text:
             self._pieces.append(text)
             self._delta.append(text)
+
+
+def _mark_skipped(vocabulary: TokenText, stops: Sequence[str]) -> tuple[dict[int, str], dict[str, str]]:
+    """A mark for each special token that is part of a stop string; all forms of the stop strings, by form."""
+    marks: dict[int, str] = {}
+    named: dict[str, str] = {}
+    special = {vocabulary.added[token]: token for token in vocabulary.special if vocabulary.added[token]}
+    for stop in stops:
+        named.setdefault(stop, stop)
+        parts = sorted((text for text in special if text in stop), key=len, reverse=True)
+        if parts:
+            for text in parts:
+                marks.setdefault(special[text], chr(_FIRST_MARK + len(marks)))
+            form = re.sub("|".join(map(re.escape, parts)), lambda found: marks[special[found[0]]], stop)
+            named.setdefault(form, stop)
+    return marks, named
 
 
 def _first_stop(text: str, known: int, stops: Sequence[str]) -> tuple[str, int] | None:
@@ -288,7 +340,8 @@ class StopChecker:
 
     In this order, as in vLLM: EOS (unless `ignore_eos`) and stop tokens, from `min_tokens` on; the
     length; stop strings, completed by a token after the first `min_tokens`. A stop string beats the
-    length. The text of a final EOS or stop token is left out unless `include_stop_str_in_output`.
+    length. The text of a final EOS or stop token is left out unless `include_stop_str_in_output`. If the
+    token is also a stop string of the request, that is the reason.
     """
 
     def __init__(
@@ -318,6 +371,7 @@ class StopChecker:
             elif token_id in self._stop_ids:
                 finish = Finish("stop", token_id)
         shown = finish is None or self._params.include_stop_str_in_output
+        shown = shown or self.detokenizer.watches(token_id)
         if finish is None and self.num_tokens >= self._max_tokens:
             finish = Finish("length")
 
