@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vattn.vmm.driver import ArgumentError, DriverError, DriverUnavailable, OutOfMemory
 from vattn.vmm.owner import WrongProcess
 
@@ -16,6 +18,7 @@ __all__ = [
     "OutOfMemory",
     "QueueFull",
     "RequestError",
+    "StepError",
     "UnsupportedModel",
     "VattnError",
     "WrongProcess",
@@ -52,3 +55,14 @@ class CapacityError(VattnError):
 
 class QueueFull(CapacityError):
     """As many requests wait already as may (`max_waiting`); the same request may be accepted later."""
+
+
+class StepError(VattnError, RuntimeError):
+    """A step of the engine failed: the model, the sampler or the driver. `__cause__` is what they raised.
+
+    `request_ids`: the requests that were in the step. They are where they were before it.
+    """
+
+    def __init__(self, request_ids: Sequence[str], cause: BaseException) -> None:
+        super().__init__(f"the step failed ({type(cause).__name__}: {cause}); the engine goes on, try again")
+        self.request_ids = list(dict.fromkeys(request_ids))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 
@@ -24,27 +25,21 @@ from vattn.config import (
     SchedulerConfig,
     check_options,
 )
-from vattn.delivery import Delivery
-from vattn.engine.blueprint import open_trace
-from vattn.engine.engine import Engine
-from vattn.engine.events import EventLog
+from vattn.engine.listener import StepListener
+from vattn.engine.runner import Runner
 from vattn.engine.service import DEFAULT_TENANT, Service
-from vattn.engine.sizing import activation_bytes
+from vattn.engine.stack import EngineStack
+from vattn.engine.torch_executor import TorchExecutor
 from vattn.errors import ConfigError
-from vattn.kv.base import KVCache
-from vattn.kv.factory import create_kv_cache, open_kv_driver
 from vattn.kv.ranges import KVRanges
 from vattn.kv.usage import MemoryUsage
 from vattn.metrics import EngineMetrics
 from vattn.models.loader import LoadedModel, load_model
 from vattn.outputs import RequestOutput
 from vattn.params import BeamSearchParams, SamplingParams, each_params
-from vattn.prompts import Prompt, PromptReader
-from vattn.stream import OutputStream
+from vattn.prompts import Prompt, PromptReader, TokenizedPrompt
+from vattn.session import OutputStream, Session, run_all
 from vattn.vmm.driver import Driver
-
-if TYPE_CHECKING:
-    from vattn.scale.member import Member
 
 
 class LLM:
@@ -201,61 +196,26 @@ class LLM:
             raise ConfigError(
                 f"max_model_len={max_model_len:,} is more than the model's {spec.max_model_len:,} positions"
             )
-        self._device = next(self.loaded.model.parameters()).device
-        self._trace = EventLog()
-        self._own_driver: Driver | None = None
-        kv: KVCache | None = None
-        self._loan = self.loaded.lease.take()
-        try:
-            if driver is None:
-                driver = self._own_driver = open_kv_driver(self._device)
-            self._driver = driver
-            self._kv = kv = create_kv_cache(
-                self.kv_config,
-                self.kv_shape,
-                driver,
-                max_model_len=max_model_len,
-                model_len=spec.max_model_len,
-                max_num_seqs=max_num_seqs,
-                activations=self._activations(),
-                fingerprint=self.loaded.fingerprint,
-            )
-            self.max_model_len = self._kv.capacity_tokens if max_model_len is None else max_model_len
-            self._prompts = PromptReader(self.loaded.tokenizer, spec.vocab_size, self.max_model_len)
-            self._chats = ChatReader(self._prompts)
-            self._kv_memory_bytes = self._kv.budget_bytes
-            if trace is not None:
-                self._trace = open_trace(
-                    trace,
-                    self.scheduler_config,
-                    self.kv_config,
-                    self._kv,
-                    granularity=driver.granularity,
-                    max_model_len=self.max_model_len,
-                    model_len=spec.max_model_len,
-                )
-            self.engine = Engine(
-                self.loaded,
-                self._kv,
-                self.scheduler_config,
-                max_model_len=self.max_model_len,
-                attention=attention,
-                overlap=overlap,
-                enforce_eager=enforce_eager,
-                seed=seed,
-                trace=self._trace,
-                loan=self._loan,
-            )
-            self._delivery = Delivery(self.engine)
-            self._closed = False
-            self._member = None if coordinator is None else self._join(coordinator, engine_name)
-        except BaseException:
-            self._loan.give_back()
-            self._trace.close()
-            if kv is not None:
-                kv.close()
-            self._close_driver()
-            raise
+        self.stack = stack = EngineStack(
+            self.loaded,
+            self.kv_config,
+            self.scheduler_config,
+            self.kv_shape,
+            max_model_len=max_model_len,
+            driver=driver,
+            trace=trace,
+            attention=attention,
+            overlap=overlap,
+            enforce_eager=enforce_eager,
+            seed=seed,
+            coordinator=coordinator,
+            engine_name=engine_name,
+        )
+        self.engine, self.loop, self.max_model_len = stack.engine, stack.loop, stack.max_model_len
+        # Whatever becomes of this object, and at the interpreter's exit, everything is given back.
+        self._end = weakref.finalize(self, stack.give_back)
+        self._prompts = PromptReader(self.loaded.tokenizer, spec.vocab_size, self.max_model_len)
+        self._chats = ChatReader(self._prompts)
 
     # ------------------------------------------------------------------ generate
     def generate(
@@ -283,7 +243,7 @@ class LLM:
         tokenized = self._prompts.read_all(prompts)
         params = each_params(sampling_params, len(tokenized))
         services = Service.each(len(tokenized), priority, tenant, timeout_s)
-        return self._delivery.complete(tokenized, params, services, use_tqdm)
+        return run_all(self.session(), tokenized, params, services, use_tqdm)
 
     def chat(
         self,
@@ -328,7 +288,7 @@ class LLM:
         )
         params = each_params(sampling_params, len(prompts))
         services = Service.each(len(prompts), priority, tenant, timeout_s)
-        return self._delivery.complete(prompts, params, services, use_tqdm)
+        return run_all(self.session(), prompts, params, services, use_tqdm)
 
     def beam_search(
         self,
@@ -349,7 +309,7 @@ class LLM:
         tokenized = self._prompts.read_all(prompts)
         searches = each_params(params, len(tokenized), BeamSearchParams)
         services = Service.each(len(tokenized), priority, tenant, timeout_s)
-        return self._delivery.complete(tokenized, searches, services, use_tqdm)
+        return run_all(self.session(), tokenized, searches, services, use_tqdm)
 
     def stream(
         self,
@@ -368,31 +328,36 @@ class LLM:
         tokenized = self._prompts.read(prompt)
         params = each_params(sampling_params, 1)
         service = Service(priority, tenant, timeout_s)
-        request_ids: list[str] = []
-        try:
-            self._delivery.add([tokenized], params, [service], request_ids, stream=True)
-        except BaseException:
-            self._delivery.drop(request_ids)
-            raise
-        return OutputStream(self._delivery, request_ids[0])
+        return OutputStream(self.session(), tokenized, params[0], service, self)
 
     def abort(self, request_id: str) -> bool:
         """End a request now: its KV memory is free, and whoever waits for it gets what it has.
 
         That output has `finish_reason="abort"`. From any thread. False: no such request is running.
         """
-        return self._delivery.abort(text("request_id", request_id))
+        return self.loop.abort(text("request_id", request_id))
+
+    def read_prompt(self, prompt: Prompt) -> TokenizedPrompt:
+        """One prompt as token ids. Raises RequestError or CapacityError if it is refused."""
+        return self._prompts.read(prompt)
+
+    def read_chat(self, messages: Sequence[Message], **template: Any) -> TokenizedPrompt:
+        """One conversation as token ids; `template`: as for `chat`. Raises RequestError."""
+        [prompt] = self._chats.read_all(messages, **template)
+        return prompt
+
+    def session(self) -> Session:
+        """Several requests of one client, added and awaited as it likes."""
+        return Session(self.loop, self.engine.intake.vocabulary)
 
     # ------------------------------------------------------------------ look
     def memory_usage(self) -> MemoryUsage:
         """What the KV cache holds right now, in bytes."""
-        with self._delivery.exclusive():
-            return self._kv.usage()
+        return self.loop.look(self.engine.kv.usage)
 
     def metrics(self) -> EngineMetrics:
         """Counters since this engine started; a copy."""
-        with self._delivery.exclusive():
-            return replace(self.engine.metrics, kv_stats=self._kv.stats())
+        return self.loop.look(lambda: replace(self.engine.metrics, kv_stats=self.engine.kv.stats()))
 
     def snapshot(self) -> dict[str, Any]:
         """Everything about this moment, ready for JSON (`vattn-snapshot-1`): memory, requests, rates, pages.
@@ -403,27 +368,27 @@ class LLM:
         from vattn.models.describe import describe_model
 
         limits, ahead = self.scheduler_config, self.kv_config.background_mapping
-        with self._delivery.exclusive():
-            return take_snapshot(
+        return self.loop.call(
+            lambda: take_snapshot(
                 self.engine,
                 model=describe_model(self.loaded, self.max_model_len),
                 limits={
                     "max_num_seqs": limits.max_num_seqs,
                     "max_num_batched_tokens": limits.max_num_batched_tokens,
                     "max_model_len": self.max_model_len,
-                    "kv_memory_bytes": self._kv_memory_bytes,
+                    "kv_memory_bytes": self.stack.kv_memory_bytes,
                     "swap_space_bytes": self.kv_config.swap_space_bytes,
                     "preemption": limits.preemption,
-                    "prefix_caching": self._kv.shares_prefixes,
-                    "background_mapping": self._device.type == "cuda" if ahead is None else ahead,
+                    "prefix_caching": self.engine.kv.shares_prefixes,
+                    "background_mapping": self.stack.device.type == "cuda" if ahead is None else ahead,
                 },
                 kv=self.describe_kv(),
             )
+        )
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; needed when the model's weights change in place."""
-        with self._delivery.exclusive():
-            self.engine.reset_prefix_cache()
+        self.loop.call(self.engine.reset_prefix_cache)
 
     # ------------------------------------------------------------------ memory comes and goes
     def resize_kv_cache(self, memory_bytes: int) -> None:
@@ -434,71 +399,55 @@ class LLM:
         nothing, when one request of `max_model_len` would not fit or the device has not so much.
         """
         memory_bytes = whole("memory_bytes of resize_kv_cache", memory_bytes, 1, LARGEST, error=ConfigError)
-        with self._delivery.exclusive():
-            self._delivery.require_open()
-            self._require_memory("resize_kv_cache", memory_bytes)
-            self.engine.resize_kv(memory_bytes)
+        self.loop.call(lambda: self.stack.resize(memory_bytes))
 
     def sleep(self) -> None:
         """Give all KV memory back to the device. Requests that run wait, and go on after `wake_up`."""
-        with self._delivery.exclusive():
-            self._delivery.require_open()
-            self.engine.sleep()
+        self.loop.call(self.engine.sleep)
 
     def wake_up(self) -> None:
         """End `sleep`. Raises ConfigError if the memory is not there any more: the engine sleeps on.
 
         Then free memory on the device, or `resize_kv_cache` to less, and try again.
         """
-        with self._delivery.exclusive():
-            self._delivery.require_open()
-            if self.engine.asleep:
-                self._require_memory("wake_up", self.engine.awake_budget)
-            self.engine.wake_up()
+        self.loop.call(self.stack.wake_up)
 
-    def _require_memory(self, what: str, memory_bytes: int) -> None:
-        free, total = self._driver.memory_info()
-        if memory_bytes - self._kv.usage().physical > free:
-            raise ConfigError(
-                f"{what}: {memory_bytes:,} bytes asked for, {free:,} of {total:,} are free on {self._device}"
-            )
+    def listen(self, listener: StepListener) -> Callable[[], None]:
+        """Have `listener` look on from the next step, until what this returns is called."""
+        listeners = self.engine.listeners
+        self.loop.call(lambda: listeners.append(listener))
+        return lambda: self.loop.call(lambda: listeners.remove(listener))
+
+    @property
+    def runner(self) -> Runner:
+        """What runs the model in the engine's steps; for measurements between or around them."""
+        executor = self.engine.executor
+        assert isinstance(executor, TorchExecutor)
+        return executor.runner
 
     def describe_kv(self) -> dict[str, str | int]:
         """How KV memory is laid out: layout, page or block size and their number; what it stores."""
         stored = {"kv_cache_dtype": str(self.kv_shape.dtype).removeprefix("torch.")}
         if self.kv_config.dtype != "auto":
             stored["kv_scales"] = "token" if self.kv_config.scales == "token" else "static"
-        return {**self._kv.describe(), **stored}
+        return {**self.engine.kv.describe(), **stored}
 
     def get_tokenizer(self) -> Any:
         return self.loaded.tokenizer
 
     def check(self) -> None:
         """Raise AssertionError unless every book of scheduler and cache balances."""
-        with self._delivery.exclusive():
-            self.engine.scheduler.check()
+        self.loop.look(self.engine.scheduler.check)
 
     # ------------------------------------------------------------------ end
     def close(self) -> None:
         """Abort what runs and give all KV memory back. Idempotent; after a DriverError, goes on where it was.
 
-        A transformers model that was handed over is as it was again, unless other engines share it. So it
-        is when an LLM is dropped without `close`.
+        A transformers model that was handed over gets its own attention back. An LLM that is dropped is
+        closed.
         """
-        with self._delivery.exclusive():
-            if self._closed:
-                return
-            self._delivery.closed = True
-            self._loan.give_back()
-            if self._member is not None:
-                self._member.leave()
-            self.engine.abort_all()
-            self._trace.close()
-            try:
-                self._kv.close()
-            finally:
-                self._close_driver()  # gives back what the cache could not
-            self._closed = True
+        self.stack.give_back()
+        self._end.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -507,26 +456,3 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    # ------------------------------------------------------------------ inside
-    def _activations(self) -> int:
-        """Bytes of device memory one step takes; 0 on a CPU, where KV has a share of its own."""
-        if self._device.type != "cuda":
-            return 0
-        limits = self.scheduler_config
-        return activation_bytes(self.loaded.model, limits.max_num_batched_tokens, limits.max_num_seqs)
-
-    def _join(self, coordinator: str | Path, name: str | None) -> Member:
-        from vattn.scale.membership import join
-
-        return join(
-            self.engine,
-            coordinator,
-            name=name or self.loaded.name,
-            device=self._device,
-            resize=self.resize_kv_cache,
-        )
-
-    def _close_driver(self) -> None:
-        if self._own_driver is not None:
-            self._own_driver.close()

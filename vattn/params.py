@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Literal
 
 from vattn.checks import flag, number, shown, texts, token_ids, whole
@@ -22,6 +23,17 @@ WHOLE_VOCABULARY = -1
 
 MOST_OUTPUTS = 16_384
 """Outputs of one prompt at most (vLLM's limit)."""
+
+
+class RequestOutputKind(StrEnum):
+    """What a stream yields."""
+
+    CUMULATIVE = "cumulative"
+    """The request as it stands."""
+    DELTA = "delta"
+    """What is new since the last output."""
+    FINAL_ONLY = "final_only"
+    """One output, at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +98,8 @@ class SamplingParams:
     """False: the decoder's spaces between neighbouring added tokens are left out (when they are shown)."""
     include_stop_str_in_output: bool = False
     """Keep the stop string, or the text of the stop token, in the text."""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """What `stream` yields; `generate` returns the whole output in any case."""
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -125,6 +139,14 @@ class SamplingParams:
             "include_stop_str_in_output",
         ):
             flag(name, getattr(self, name))
+
+        try:
+            put("output_kind", RequestOutputKind(self.output_kind))
+        except (ValueError, TypeError) as error:
+            known = ", ".join(repr(str(kind)) for kind in RequestOutputKind)
+            raise RequestError(f"output_kind must be one of {known}, got {self.output_kind!r}") from error
+        if self.branches > self.n and self.output_kind is RequestOutputKind.DELTA:
+            raise RequestError("best_of chooses at the end: output_kind='delta' needs best_of == n")
 
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         put("stop", texts("stop", stop))

@@ -183,14 +183,14 @@ class Comparison:
             self.fail(backend, survive.first_line(error))
             return
         seconds = time.perf_counter() - started
-        graphs = llm.engine.pipeline.runner.graphs
+        graphs = llm.runner.graphs
         self.state["engines"].append(
             {
                 "model": plan.model,
                 "backend": backend,
                 "warm_up_s": seconds,
                 "graphs": graphs is not None,
-                "attention": type(llm.engine.pipeline.runner.attention).__name__,
+                "attention": type(llm.runner.attention).__name__,
                 "kv": llm.describe_kv(),
                 "kv_bytes": plan.kv_bytes,
                 "driver_calls_of_warm_up": llm.metrics().kv_stats.driver_calls,

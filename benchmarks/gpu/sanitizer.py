@@ -67,7 +67,7 @@ def run_engine(dry: bool) -> dict[str, Any]:
             outputs = llm.generate(prompts, params, use_tqdm=False)
             tokens.append([output.outputs[0].token_ids for output in outputs])
             llm.check()
-            graphs = llm.engine.pipeline.runner.graphs is not None
+            graphs = llm.runner.graphs is not None
             runs.append({"backend": backend, "graphs": graphs, "steps": llm.metrics().steps})
         print(f"{backend}: {runs[-1]['steps']} steps, {'graphs' if graphs else 'eager'}", flush=True)
     driver.close()

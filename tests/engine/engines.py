@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
 
 from tests.models.tiny import build
-from vattn import LLM
+from vattn import LLM, SamplingParams
+from vattn.engine.deltas import RequestDelta
+from vattn.engine.output_collector import OutputCollector
 from vattn.kv.layout import KVShape
 from vattn.models.loader import LoadedModel, load_model
+from vattn.outputs import RequestOutput
+from vattn.params import BeamSearchParams
 from vattn.vmm.host import HostDriver
 
 BACKENDS: dict[str, dict[str, Any]] = {
@@ -81,3 +86,54 @@ def hf_greedy(
 def random_prompts(seed: int, lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(3, vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+_STEPPED: WeakKeyDictionary[LLM, Stepped] = WeakKeyDictionary()
+
+
+def stepped(llm: LLM) -> Stepped:
+    """The same for the same LLM."""
+    if llm not in _STEPPED:
+        _STEPPED[llm] = Stepped(llm)
+    return _STEPPED[llm]
+
+
+class Stepped:
+    """An LLM whose engine is stepped by hand, one step at a time, instead of by its loop.
+
+    The loop steps for requests that came through it, so it leaves these alone.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self.engine = llm.engine
+        self._collectors: dict[str, OutputCollector] = {}
+
+    def add_request(
+        self, request_id: str, prompt: list[int], params: SamplingParams | BeamSearchParams, **terms: Any
+    ) -> None:
+        self.engine.add_request(request_id, prompt, params, **terms)
+        vocabulary = self.engine.intake.vocabulary
+        self._collectors[request_id] = OutputCollector(request_id, None, prompt, params, vocabulary)
+
+    def step(self) -> list[RequestOutput]:
+        """One step; outputs of requests that ended, and of streamed ones that got a token."""
+        return self._outputs(self.engine.step())
+
+    def taken(self) -> list[RequestOutput]:
+        """What was to be reported before a step that failed."""
+        return self._outputs(self.engine.take_deltas())
+
+    def run(self) -> dict[str, RequestOutput]:
+        """Step until nothing is left to do; the last outputs."""
+        done: dict[str, RequestOutput] = {}
+        while self.engine.has_work:
+            done |= {output.request_id: output for output in self.step()}
+        return done
+
+    def _outputs(self, deltas: Sequence[RequestDelta]) -> list[RequestOutput]:
+        outputs = []
+        for delta in deltas:
+            collector = self._collectors[delta.request_id]
+            collector.add(delta)
+            outputs.append(collector.output())
+        return outputs

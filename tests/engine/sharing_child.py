@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-from tests.engine.engines import kv_shape, loaded, make_llm, random_prompts
+from tests.engine.engines import kv_shape, loaded, make_llm, random_prompts, stepped
 from vattn import LLM, BeamSearchParams, SamplingParams
 from vattn.kv.memory.mapped import MappedMemory
 
@@ -47,18 +47,19 @@ def share(llm: LLM) -> tuple[int, list[torch.Tensor]]:
     for wave, question in enumerate(questions):
         history += question
         engine = llm.engine
-        engine.add_request(f"chat{wave}", history, params(1, 9))
-        engine.add_request(f"parallel{wave}", system + question, params(4, 12))
-        engine.add_request(
+        by_hand = stepped(llm)
+        by_hand.add_request(f"chat{wave}", history, params(1, 9))
+        by_hand.add_request(f"parallel{wave}", system + question, params(4, 12))
+        by_hand.add_request(
             f"beams{wave}", system + question[:1], BeamSearchParams(beam_width=3, max_tokens=8)
         )
-        engine.add_request(f"abort{wave}", [*system, 5], params(2, 30))
+        by_hand.add_request(f"abort{wave}", [*system, 5], params(2, 30))
         steps = 0
         while engine.has_work:
             steps += 1
             if steps == 6:
                 engine.abort(f"abort{wave}")
-            for output in engine.step():
+            for output in by_hand.step():
                 assert output.error is None
                 if output.request_id == f"chat{wave}":
                     history += output.outputs[0].token_ids

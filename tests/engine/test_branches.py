@@ -17,6 +17,7 @@ from tests.engine.engines import (
     make_llm,
     random_prompts,
     reference_model,
+    stepped,
 )
 from tests.models.tiny import build
 from vattn import LLM, BeamSearchParams, SamplingParams
@@ -57,7 +58,7 @@ def step_through(llm: LLM, request_id: str) -> RequestOutput:
     """Run one request to its end, the books checked after every step."""
     last = None
     while llm.engine.has_work:
-        for output in llm.engine.step():
+        for output in stepped(llm).step():
             if output.request_id == request_id:
                 last = output
         llm.check()
@@ -79,7 +80,7 @@ def alone() -> list[list[int]]:
 def test_branches_are_the_same_on_every_backend(backend: str, alone: list[list[int]]) -> None:
     [prompt] = random_prompts(1, [37], vocab())
     with make_llm(NAME, backend) as llm:
-        llm.engine.add_request("r", prompt, sampled(8))
+        stepped(llm).add_request("r", prompt, sampled(8))
         output = step_through(llm, "r")
         assert branches(output) == alone
         assert output.metrics.num_output_tokens == 72 and output.metrics.num_branches == 8
@@ -102,7 +103,7 @@ def test_branches_that_find_no_place_wait(backend: str, limits: str, alone: list
         options["enable_prefix_caching"] = False
     [prompt] = random_prompts(1, [37], vocab())
     with make_llm(NAME, backend, **options) as llm:
-        llm.engine.add_request("r", prompt, sampled(8))
+        stepped(llm).add_request("r", prompt, sampled(8))
         assert branches(step_through(llm, "r")) == alone
 
 
@@ -113,9 +114,9 @@ def test_eight_branches_of_a_long_prompt_hold_little_more_than_one(backend: str)
     held = {}
     for n in (1, 8):
         with long_llm(backend) as llm:
-            llm.engine.add_request("r", prompt, sampled(n, max_tokens=4))
+            stepped(llm).add_request("r", prompt, sampled(n, max_tokens=4))
             while not llm.engine.metrics.output_tokens >= n:
-                llm.engine.step()
+                stepped(llm).step()
                 llm.check()
             usage = llm.memory_usage()
             held[n] = usage.in_use
@@ -154,11 +155,12 @@ def test_streams_show_all_branches() -> None:
 @pytest.mark.parametrize("after", [0, 1, 2, 4])
 def test_aborting_a_request_aborts_its_branches(after: int) -> None:
     with make_llm(NAME, "virtual-interleaved", max_num_batched_tokens=64) as llm:
-        llm.engine.add_request("r", [3] * 100, sampled(5))
+        stepped(llm).add_request("r", [3] * 100, sampled(5))
         for _ in range(after):
-            llm.engine.step()
-        output = llm.engine.abort("r")
-        assert output is not None and {c.finish_reason for c in output.outputs} == {"abort"}
+            stepped(llm).step()
+        assert llm.engine.abort("r")
+        [output] = stepped(llm).taken()
+        assert {c.finish_reason for c in output.outputs} == {"abort"}
         assert not llm.engine.has_work and not llm.engine.knows("r")
         llm.check()
         assert llm.memory_usage().in_use == 0
@@ -205,10 +207,10 @@ def test_beams_are_those_of_transformers(backend: str, width: int) -> None:
     prompts = random_prompts(11, [19, 1, 33], vocab())
     with make_llm(NAME, backend) as llm:
         for i, prompt in enumerate(prompts):
-            llm.engine.add_request(str(i), prompt, params)
+            stepped(llm).add_request(str(i), prompt, params)
         done: dict[str, RequestOutput] = {}
         while llm.engine.has_work:
-            done.update({o.request_id: o for o in llm.engine.step()})
+            done.update({o.request_id: o for o in stepped(llm).step()})
             llm.check()
         assert llm.memory_usage().in_use == 0
     for i, prompt in enumerate(prompts):
@@ -255,13 +257,14 @@ def test_beams_under_exhaustion(backend: str, limits: str) -> None:
     params = BeamSearchParams(beam_width=4, max_tokens=6, ignore_eos=True)
     [prompt] = random_prompts(12, [45], vocab())
     with make_llm(NAME, backend, **options) as llm:
-        llm.engine.add_request("b", prompt, params)
-        llm.engine.add_request("g", prompt[:20], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+        stepped(llm).add_request("b", prompt, params)
+        greedy_params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        stepped(llm).add_request("g", prompt[:20], greedy_params)
         done: dict[str, RequestOutput] = {}
         for _ in range(2000):
             if not llm.engine.has_work:
                 break
-            done.update({o.request_id: o for o in llm.engine.step()})
+            done.update({o.request_id: o for o in stepped(llm).step()})
             llm.check()
     assert_same(done["b"], hf_beams(prompt, params))
     assert branches(done["g"]) == [_greedy(prompt[:20], 6)]
@@ -273,9 +276,9 @@ def test_beams_of_a_long_prompt_hold_little_more_than_one_request(backend: str) 
     held = []
     for width in (1, 4):
         with long_llm(backend) as llm:
-            llm.engine.add_request("r", prompt, BeamSearchParams(beam_width=width, max_tokens=6))
+            stepped(llm).add_request("r", prompt, BeamSearchParams(beam_width=width, max_tokens=6))
             for _ in range(2):
-                llm.engine.step()
+                stepped(llm).step()
                 llm.check()
             held.append(llm.memory_usage().in_use)
     assert held[1] < 1.3 * held[0]

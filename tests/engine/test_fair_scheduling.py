@@ -172,7 +172,7 @@ def test_backlogged_tenants_are_never_a_round_apart(
             # Within a round nobody is more than its quantum ahead. The last token of a prompt goes like a
             # decode, which is never held back, and is owed.
             slack = 1 / min(harness.scheduler.turns.quantum(name) for name in names)
-            assert abs(rounds[one] - rounds[other]) <= 1 + slack
+            assert abs(rounds[one] - rounds[other]) <= 1 + slack + 1e-9
 
 
 @settings(anything, max_examples=200)

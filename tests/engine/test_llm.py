@@ -19,13 +19,23 @@ from tests.engine.engines import (
     make_llm,
     random_prompts,
     reference_model,
+    stepped,
 )
 from tests.models.tiny import build
 from vattn import LLM, SamplingParams
-from vattn.errors import CapacityError, ConfigError, ModelNotFound, RequestError, VattnError
+from vattn.errors import CapacityError, ConfigError, ModelNotFound, RequestError, StepError, VattnError
+from vattn.outputs import RequestOutput
 from vattn.vmm.host import HostDriver
 
 NAME = "llama"
+
+
+def running(llm: LLM) -> int:
+    """Requests that run, after all that this thread did before was seen."""
+    llm.check()
+    return len(llm.engine.scheduler.running)
+
+
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 backends = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -78,11 +88,12 @@ def test_a_stream_shows_every_token_and_leaving_it_aborts() -> None:
         assert [m.finished for m in moments] == [False] * 7 + [True]
         with llm.stream([1, 2, 3], GREEDY) as stream:
             next(stream)
-            assert llm.engine.has_work
-        assert not llm.engine.has_work
+            assert running(llm) == 1
+        assert running(llm) == 0
         unread = llm.stream([1, 2, 3], GREEDY)
+        assert running(llm) == 1
         del unread
-        assert not llm.engine.has_work
+        assert running(llm) == 0
         llm.check()
 
 
@@ -90,7 +101,7 @@ def test_a_stream_collected_in_the_middle_of_a_step_ends_after_it(monkeypatch: p
     with make_llm(NAME, "paged-16", max_model_len=96) as llm:
         streams = [llm.stream([1, 2, 3], GREEDY), llm.stream([4, 5], GREEDY)]
         next(streams[0])
-        run = llm.engine.pipeline.runner.run
+        run = llm.runner.run
 
         def collecting(*args: object) -> torch.Tensor:
             if len(streams) == 2:
@@ -98,10 +109,9 @@ def test_a_stream_collected_in_the_middle_of_a_step_ends_after_it(monkeypatch: p
                 assert len(llm.engine.scheduler.running) == 2, "the step it is in goes on"
             return run(*args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(llm.engine.pipeline.runner, "run", collecting)
+        monkeypatch.setattr(llm.runner, "run", collecting)
         next(streams[0])
-        assert len(llm.engine.scheduler.running) == 1
-        llm.check()
+        assert running(llm) == 1
         assert len(list(streams[0])[-1].outputs[0].token_ids) == 8
 
 
@@ -260,12 +270,12 @@ def test_a_missing_model_is_named() -> None:
 def test_close_is_idempotent_and_ends_running_requests() -> None:
     driver = HostDriver(granularity=4096)
     llm = make_llm(NAME, "virtual-interleaved", driver=driver)
-    stream = llm.stream([1, 2, 3], GREEDY)
+    stream = llm.stream([1, 2, 3], replace(GREEDY, max_tokens=5000))
     next(stream)
     llm.close()
     llm.close()
     with pytest.raises(RequestError, match="closed"):
-        next(stream)
+        list(stream)
     with pytest.raises(RequestError, match="closed"):
         llm.generate([1], GREEDY)
     assert llm.memory_usage().physical == 0
@@ -304,31 +314,49 @@ def test_an_error_in_the_model_leaves_requests_where_they_were(monkeypatch: pyte
     prompt = random_prompts(7, [10], loaded(NAME).spec.vocab_size)[0]
     [expected] = hf_greedy(reference_model(NAME), [prompt], [8])
     with make_llm(NAME, "virtual-interleaved", max_model_len=96) as llm:
-        stream = llm.stream(prompt, GREEDY)
-        next(stream)
-        run = llm.engine.pipeline.runner.run
+        stepped(llm).add_request("r", prompt, GREEDY)
+        stepped(llm).step()
+        run = llm.runner.run
 
         def broken(*args: object) -> None:
             raise RuntimeError("planted")
 
-        monkeypatch.setattr(llm.engine.pipeline.runner, "run", broken)
+        monkeypatch.setattr(llm.runner, "run", broken)
         with pytest.raises(RuntimeError, match="planted"):
-            llm.engine.step()
+            stepped(llm).step()
         llm.check()
-        monkeypatch.setattr(llm.engine.pipeline.runner, "run", run)
-        assert list(stream)[-1].outputs[0].token_ids == expected
+        monkeypatch.setattr(llm.runner, "run", run)
+        assert stepped(llm).run()["r"].outputs[0].token_ids == expected
+
+
+def test_a_failed_step_is_told_to_its_requests_and_the_engine_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompt = random_prompts(7, [10], loaded(NAME).spec.vocab_size)[0]
+    [expected] = hf_greedy(reference_model(NAME), [prompt], [8])
+    with make_llm(NAME, "virtual-interleaved", max_model_len=96) as llm:
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.runner, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("planted")))
+            with pytest.raises(StepError, match="planted") as caught:
+                llm.generate([prompt, prompt[:4]], GREEDY, use_tqdm=False)
+            assert isinstance(caught.value.__cause__, RuntimeError)
+            with pytest.raises(StepError, match="planted"):
+                next(llm.stream(prompt, GREEDY))
+        assert running(llm) == 0 and llm.memory_usage().in_use == 0
+        [output] = llm.generate(prompt, GREEDY, use_tqdm=False)
+        assert output.outputs[0].token_ids == expected
 
 
 def test_logits_that_are_not_finite_fail_their_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
     with make_llm(NAME, "paged-16", max_model_len=96) as llm:
-        run = llm.engine.pipeline.runner.run
+        run = llm.runner.run
 
         def poisoned(*args: object) -> torch.Tensor:
             logits = run(*args).clone()  # type: ignore[arg-type]
             logits[-1] = float("nan")
             return logits
 
-        monkeypatch.setattr(llm.engine.pipeline.runner, "run", poisoned)
+        monkeypatch.setattr(llm.runner, "run", poisoned)
         good, bad = llm.generate([[1, 2], [3, 4]], replace(GREEDY, max_tokens=1), use_tqdm=False)
         assert good.outputs[0].finish_reason == "length" and good.error is None
         assert bad.outputs[0].finish_reason == "error" and "finite" in bad.error
@@ -345,8 +373,10 @@ def test_what_settled_before_an_error_is_reported_after_it(
     """With penalties a step is settled before the next is launched; its launch then fails."""
     params = replace(GREEDY, repetition_penalty=1.3)
     with make_llm(NAME, backend, max_model_len=96) as llm:
-        short, long = llm.stream([5, 6, 7], replace(params, max_tokens=2)), llm.stream([5, 6, 8], params)
-        runner, count = llm.engine.pipeline.runner, 0
+        by_hand = stepped(llm)
+        by_hand.add_request("short", [5, 6, 7], replace(params, max_tokens=2))
+        by_hand.add_request("long", [5, 6, 8], params)
+        runner, count = llm.runner, 0
         run = runner.run
 
         def fails_once(*args: object) -> torch.Tensor:
@@ -357,25 +387,15 @@ def test_what_settled_before_an_error_is_reported_after_it(
             return run(*args)  # type: ignore[arg-type]
 
         monkeypatch.setattr(runner, "run", fails_once)
+        outputs: dict[str, RequestOutput] = {}
         with pytest.raises(RuntimeError, match="planted"):
             while llm.engine.has_work:
-                llm.engine.step()
+                outputs |= {output.request_id: output for output in by_hand.step()}
         llm.check()
-        outputs = {}
-        while llm.engine.has_work:
-            outputs |= {o.request_id: o for o in llm.engine.step()}
-        assert len(outputs[long.request_id].outputs[0].token_ids) == 8
+        outputs |= by_hand.run()
+        assert len(outputs["short"].outputs[0].token_ids) == 2
+        assert len(outputs["long"].outputs[0].token_ids) == 8
         llm.check()
-        short.close()
-
-
-def test_a_stream_whose_request_was_aborted_says_so() -> None:
-    with make_llm(NAME, "virtual-overlap", max_model_len=96) as llm:
-        stream = llm.stream([1, 2, 3], GREEDY)
-        next(stream)
-        llm.engine.abort(stream.request_id)
-        with pytest.raises(RequestError, match="aborted"):
-            list(stream)
 
 
 @pytest.mark.parametrize("backend", ["virtual-interleaved", "virtual-overlap", "paged-16"])

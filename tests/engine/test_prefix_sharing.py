@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.engines import hf_greedy, kv_shape, loaded, make_llm, random_prompts, reference_model
+from tests.engine.engines import (
+    hf_greedy,
+    kv_shape,
+    loaded,
+    make_llm,
+    random_prompts,
+    reference_model,
+    stepped,
+)
 from vattn import LLM, SamplingParams
 from vattn.errors import ConfigError
 from vattn.vmm.host import HostDriver
@@ -134,18 +142,18 @@ def test_preemption_and_abort_in_the_middle(backend: str) -> None:
     with make_llm(
         NAME, backend, max_model_len=128, kv_cache_memory_bytes=230 * kv_shape(NAME).token_bytes
     ) as llm:
-        doomed = llm.stream(prefix + [5] * 9, greedy(60))
-        next(doomed)
-        ids: list[str] = []
-        count = len(prompts)
-        llm._delivery.add(llm._prompts.read_all(prompts), [greedy(40)] * count, services(count), ids)
+        stepped(llm).add_request("doomed", prefix + [5] * 9, greedy(60))
+        stepped(llm).step()
+        ids = [f"r{i}" for i in range(len(prompts))]
+        for request_id, prompt in zip(ids, prompts, strict=True):
+            stepped(llm).add_request(request_id, prompt, greedy(40))
         for _ in range(12):
-            llm.engine.step()
+            stepped(llm).step()
             llm.check()
-        doomed.close()
+        assert llm.engine.abort("doomed")
         done: dict[str, Any] = {}
         while llm.engine.has_work:
-            done.update({o.request_id: o for o in llm.engine.step()})
+            done.update({o.request_id: o for o in stepped(llm).step()})
             llm.check()
         assert [done[i].outputs[0].token_ids for i in ids] == reference(prompts, 40)
         m = llm.metrics()

@@ -16,9 +16,10 @@ from tests.engine.engines import (
     make_llm,
     random_prompts,
     reference_model,
+    stepped,
 )
 from vattn import LLM, SamplingParams
-from vattn.errors import ConfigError, RequestError
+from vattn.errors import ConfigError
 from vattn.outputs import RequestOutput
 
 NAME = "llama"
@@ -55,7 +56,7 @@ def finish(llm: LLM) -> dict[str, RequestOutput]:
     for _ in range(5000):
         if not llm.engine.has_work:
             return done
-        for output in llm.engine.step():
+        for output in stepped(llm).step():
             if output.finished:
                 done[output.request_id] = output
         llm.check()
@@ -64,7 +65,7 @@ def finish(llm: LLM) -> dict[str, RequestOutput]:
 
 def add_all(llm: LLM, n: int = 40) -> None:
     for i, prompt in enumerate(prompts()):
-        llm.engine.add_request(str(i), prompt, greedy(n))
+        stepped(llm).add_request(str(i), prompt, greedy(n))
 
 
 @backends
@@ -168,7 +169,7 @@ def test_the_cache_shrinks_and_grows_while_requests_run(backend: str, expected: 
                 assert llm.memory_usage().held <= small
             elif step % 12 == 0 and step:
                 llm.resize_kv_cache(big)
-            done |= {output.request_id: output for output in llm.engine.step() if output.finished}
+            done |= {output.request_id: output for output in stepped(llm).step() if output.finished}
             llm.check()
         done |= finish(llm)
         assert [done[str(i)].outputs[0].token_ids for i in range(len(LENGTHS))] == expected
@@ -187,16 +188,17 @@ def test_sleep_gives_all_memory_back(backend: str, expected: list[list[int]]) ->
     with make_llm(NAME, backend, max_model_len=MAX_LEN, kv_cache_memory_bytes=tight(backend, 600)) as llm:
         add_all(llm)
         for _ in range(5):
-            llm.engine.step()
+            stepped(llm).step()
         llm.sleep()
         llm.sleep()
         llm.check()
         assert llm.memory_usage().physical == 0
-        assert llm.engine.has_work and llm.engine.step() == []
-        with pytest.raises(RequestError, match="wake_up"):
-            llm.generate([[1]], greedy(1), use_tqdm=False)
+        assert llm.engine.has_work and stepped(llm).step() == []
+        stepped(llm).add_request("late", prompts()[0], greedy(3))  # it waits
+        assert stepped(llm).step() == []
         llm.wake_up()
         done = finish(llm)
+        assert done["late"].outputs[0].token_ids == expected[0][:3]
         assert [done[str(i)].outputs[0].token_ids for i in range(len(LENGTHS))] == expected
 
 
@@ -261,7 +263,7 @@ def test_any_schedule_gives_the_tokens_of_an_uncontended_run(
                     which, n = number % POOL, 1 + number % 12
                     request_id = f"r{count}"
                     count += 1
-                    llm.engine.add_request(request_id, pool[which][0], greedy(n), service=service(number))
+                    stepped(llm).add_request(request_id, pool[which][0], greedy(n), service=service(number))
                     asked[request_id] = (which, n)
                 elif kind == "abort" and asked:
                     request_id = sorted(asked)[number % len(asked)]
@@ -273,7 +275,7 @@ def test_any_schedule_gives_the_tokens_of_an_uncontended_run(
                     llm.sleep()
                     llm.wake_up()
                 else:
-                    for output in llm.engine.step():
+                    for output in stepped(llm).step():
                         done[output.request_id] = output
                 llm.check()
             done.update(finish(llm))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.engines import BACKENDS, kv_shape, loaded, make_llm, random_prompts
+from tests.engine.engines import BACKENDS, kv_shape, loaded, make_llm, random_prompts, stepped
 from vattn import LLM, BeamSearchParams, SamplingParams
 from vattn.engine.replay import replay
 
@@ -32,18 +32,19 @@ def traffic(llm: LLM, seed: int, *, reset: bool) -> None:
         else:
             n = 4 if kind == "n" else 1
             params = SamplingParams(n=n, temperature=1.0, seed=i, max_tokens=tokens, ignore_eos=True)
-        llm.engine.add_request(f"r{i}", prompt, params, cache_salt=rng.choice(["", "", "", "s"]))
+        stepped(llm).add_request(f"r{i}", prompt, params, cache_salt=rng.choice(["", "", "", "s"]))
         running.append(f"r{i}")
         for _ in range(rng.randint(0, 5)):
-            for output in llm.engine.step():
+            for output in stepped(llm).step():
                 said += [o for c in output.outputs if (o := output.prompt_token_ids + list(c.token_ids))]
         llm.check()
         if i % 5 == 4:
             llm.engine.abort(rng.choice(running))
+            stepped(llm).taken()
         if reset and i == 9:
             llm.reset_prefix_cache()
     while llm.engine.has_work:
-        llm.engine.step()
+        stepped(llm).step()
         llm.check()
 
 

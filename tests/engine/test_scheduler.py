@@ -19,7 +19,7 @@ from vattn.kv.layout import KVShape
 from vattn.outputs import RequestMetrics
 from vattn.params import SamplingParams
 from vattn.sampling.detokenize import IncrementalDetokenizer, StopChecker
-from vattn.sampling.sampler import Sampler
+from vattn.sampling.sampling_state import SamplingStates
 from vattn.vmm.accounting import AccountingDriver
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=1, head_dim=8, dtype=torch.float32)
@@ -72,11 +72,10 @@ def make_request(index: int, item: Traffic) -> Request:
     prompt, outputs = list(range(item.prompt)), list[int]()
     return Request(
         request_id=f"r{index}",
-        prompt=None,
         prompt_token_ids=prompt,
         output_token_ids=outputs,
         params=params,
-        sampling=Sampler().new_state(params, prompt, outputs),
+        sampling=SamplingStates().new_state(params, prompt, outputs),
         stop=StopChecker(params, IncrementalDetokenizer(None, params), max_tokens=item.output),
         arrival=index,
         max_tokens=item.output,

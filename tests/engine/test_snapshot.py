@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.engines import BACKENDS, kv_shape, make_llm, random_prompts
+from tests.engine.engines import BACKENDS, kv_shape, make_llm, random_prompts, stepped
 from tests.models.tiny import VOCAB
 from vattn import LLM, SamplingParams
 from vattn.engine.length_histogram import LengthHistogram, bucket, bucket_end
@@ -26,12 +26,12 @@ def greedy(n: int) -> SamplingParams:
 
 
 def submit(llm: LLM, prompts: list[list[int]], outputs: int) -> list[str]:
-    return [llm.engine.add_request(f"r{i}", p, greedy(outputs)) for i, p in enumerate(prompts)]
+    return [stepped(llm).add_request(f"r{i}", p, greedy(outputs)) for i, p in enumerate(prompts)]
 
 
 def run(llm: LLM) -> None:
     while llm.engine.has_work:
-        llm.engine.step()
+        stepped(llm).step()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -65,7 +65,7 @@ def test_requests_that_run_and_wait(backend: str) -> None:
     with make_llm("llama", backend, max_model_len=128, max_num_seqs=2) as llm:
         submit(llm, prompts, 8)
         for _ in range(3):
-            llm.engine.step()
+            stepped(llm).step()
         shot = llm.snapshot()
         page_map = llm.engine.kv.page_map()
         page_map.check()
@@ -90,8 +90,8 @@ def test_requests_that_run_and_wait(backend: str) -> None:
 def test_forks_are_shared_and_named() -> None:
     with make_llm("llama", "paged-16", max_model_len=128) as llm:
         params = SamplingParams(n=3, max_tokens=6, temperature=1.0, ignore_eos=True)
-        llm.engine.add_request("a", random_prompts(2, [40], VOCAB)[0], params)
-        llm.engine.step()
+        stepped(llm).add_request("a", random_prompts(2, [40], VOCAB)[0], params)
+        stepped(llm).step()
         shot = llm.snapshot()
         run(llm)
     assert [r["id"] for r in shot["requests"]] == ["a", "a#1", "a#2"]
@@ -102,7 +102,7 @@ def test_forks_are_shared_and_named() -> None:
 def test_lengths_of_what_came_to_its_end() -> None:
     with make_llm("llama", "virtual-interleaved", max_model_len=128) as llm:
         submit(llm, random_prompts(3, [20, 21, 9], VOCAB), 5)
-        llm.engine.step()
+        stepped(llm).step()
         llm.abort("r2")
         run(llm)
         shot = llm.snapshot()
@@ -125,7 +125,7 @@ def test_swapped_requests_are_marked() -> None:
         submit(llm, random_prompts(4, [40, 40, 40], VOCAB), 28)
         shots = []
         while llm.engine.has_work:
-            llm.engine.step()
+            stepped(llm).step()
             shots.append(llm.snapshot())
     marked = [shot for shot in shots if any(r["swapped"] for r in shot["requests"])]
     assert marked
@@ -150,10 +150,11 @@ def test_rates_are_of_the_last_seconds() -> None:
         watch = engine.watch = Watch(engine.metrics, engine.scheduler, engine.kv, clock)
 
         def step(seconds: float, tokens: int) -> None:
-            with watch:
-                engine.metrics.steps += 1
-                engine.metrics.computed_tokens += tokens
-                clock.now += seconds
+            watch.step_begins()
+            engine.metrics.steps += 1
+            engine.metrics.computed_tokens += tokens
+            clock.now += seconds
+            watch.step_ended(failed=False)
 
         for _ in range(400):  # 100 s of 40 tokens a second
             step(PERIOD_S, 10)
@@ -177,7 +178,7 @@ def test_hits_and_stalls_of_a_run() -> None:
     with make_llm("llama", "virtual-interleaved", max_model_len=128) as llm:
         [prompt] = random_prompts(5, [64], VOCAB)
         for i in range(2):
-            llm.engine.add_request(f"r{i}", prompt, greedy(2))
+            stepped(llm).add_request(f"r{i}", prompt, greedy(2))
             run(llm)
         rates = llm.snapshot()["rates"]
     assert rates["prefix_hit_rate"] == pytest.approx(63 / 128)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
 from typing import Any
 
-from tests.engine.engines import kv_shape, loaded, make_llm, random_prompts
+from tests.engine.engines import kv_shape, loaded, make_llm, random_prompts, stepped
 from vattn import LLM, SamplingParams
 from vattn.errors import CapacityError
 from vattn.outputs import RequestOutput
@@ -55,9 +55,9 @@ def alone() -> dict[str, Tokens]:
     found = {}
     with make_llm(NAME, "paged-16", max_model_len=MAX_LEN, enable_prefix_caching=False) as llm:
         for request_id, (prompt, params) in requests().items():
-            llm.engine.add_request(request_id, prompt, params)
+            stepped(llm).add_request(request_id, prompt, params)
             while llm.engine.has_work:
-                found |= {output.request_id: tokens(output) for output in llm.engine.step()}
+                found |= {output.request_id: tokens(output) for output in stepped(llm).step()}
     return found
 
 
@@ -91,10 +91,11 @@ def make(backend: str, **options: Any) -> LLM:
 def life(llm: LLM, backend: str) -> Iterator[Callable[[], object]]:
     """What is done, one thing after another; each may be tried again."""
     engine = llm.engine
+    by_hand = stepped(llm)
     for request_id, (prompt, params) in requests().items():
-        yield lambda r=request_id, p=prompt, q=params: engine.knows(r) or engine.add_request(r, p, q)
+        yield lambda r=request_id, p=prompt, q=params: engine.knows(r) or by_hand.add_request(r, p, q)
     for step in range(1000):
-        yield from ([engine.step] if engine.has_work else [])
+        yield from ([by_hand.step] if engine.has_work else [])
         if step == 4:
             yield lambda: llm.resize_kv_cache(sets(backend, 64))
         elif step == 8:
@@ -121,6 +122,8 @@ class Lived:
         self.raised: list[BaseException] = []
         for deed in life(llm, backend):
             self._do(llm, deed, patience)
+        while llm.engine.scheduler.unfreed:  # what could not be let go is tried again in the next step
+            llm.engine.step()
         llm.check()
         usage = llm.memory_usage()
         assert usage.in_use == usage.logical == 0

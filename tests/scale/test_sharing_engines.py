@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.engines import kv_shape, make_llm, random_prompts
+from tests.engine.engines import kv_shape, make_llm, random_prompts, stepped
 from tests.models.tiny import VOCAB
 from vattn import LLM, SamplingParams
 from vattn.scale.coordinator import Coordinator
@@ -32,7 +32,7 @@ def generate(llm: LLM, outputs: int = 12, count: int = 5) -> list[list[int]]:
 
 def wake(llm: LLM) -> None:
     """Let it beat at its next step, not only half a second later."""
-    llm._member._due = 0.0
+    llm.stack.member._due = 0.0
 
 
 def budgets(path: Path) -> list[int]:
@@ -55,7 +55,7 @@ def test_two_engines_share_a_total_and_produce_the_same_tokens(tmp_path: Path, b
             wake(llm)
             assert generate(llm) == want
             llm.check()
-            assert llm.memory_usage().physical <= llm._member.entry.budget
+            assert llm.memory_usage().physical <= llm.stack.member.entry.budget
         share = total // 2
         assert budgets(path) == [share, share]
         unit = first.engine.kv.page_map().unit_bytes
@@ -74,19 +74,19 @@ def test_a_limit_is_obeyed_while_requests_run(tmp_path: Path, backend: str) -> N
         [entry] = Coordinator(path).read().engines
         params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
         for i, prompt in enumerate(random_prompts(7, [30] * 6, VOCAB)):
-            llm.engine.add_request(f"r{i}", prompt, params)
+            stepped(llm).add_request(f"r{i}", prompt, params)
         for _ in range(3):
-            llm.engine.step()
+            stepped(llm).step()
         Coordinator(path).limit(entry.name, entry.floor)
         wake(llm)
-        llm.engine.step()
+        stepped(llm).step()
         assert llm.memory_usage().physical <= entry.floor
         assert budgets(path) == [entry.floor]
         llm.check()
         Coordinator(path).limit(entry.name, None)
         wake(llm)
         while llm.engine.has_work:
-            llm.engine.step()
+            stepped(llm).step()
         assert budgets(path) == [entry.asked]
         assert llm.metrics().finished_requests == 6
 
@@ -133,4 +133,4 @@ def test_an_engine_refused_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_without_a_coordinator_nothing_is_written_and_nothing_is_called(tmp_path: Path) -> None:
     with make_llm("llama", "paged-16", max_model_len=MAX_LEN) as llm:
         generate(llm, outputs=2, count=1)
-        assert llm.engine.watch.beat is None and llm.engine.watch.rest is None
+        assert llm.engine.listeners == [llm.engine.watch]

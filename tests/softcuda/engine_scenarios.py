@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.engine.engines import BACKENDS, hf_greedy, kv_shape, make_llm, random_prompts, reference_model
+from tests.engine.engines import (
+    BACKENDS,
+    hf_greedy,
+    kv_shape,
+    make_llm,
+    random_prompts,
+    reference_model,
+    stepped,
+)
 from tests.softcuda.library import SoftCuda, Usage
 from vattn import LLM, RequestOutput, SamplingParams
 from vattn.vmm.cuda import CudaDriver
@@ -114,11 +122,11 @@ def run(soft: SoftCuda, llm: LLM, prompts: list[list[int]]) -> list[RequestOutpu
     """Step to the end; a step that the driver failed is tried again."""
     for index, (prompt, length) in enumerate(zip(prompts, SHORT[1], strict=True)):
         params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
-        llm.engine.add_request(str(index), prompt, params)
+        stepped(llm).add_request(str(index), prompt, params)
     done: dict[str, RequestOutput] = {}
     while llm.engine.has_work:
         try:
-            done.update((output.request_id, output) for output in llm.engine.step())
+            done.update((output.request_id, output) for output in stepped(llm).step())
             with soft.unharmed():
                 llm.check()
         except DriverError as error:  # of the step, or of mapping ahead, which the check waits for

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vattn.errors import ConfigError
 from vattn.kv.base import KVCache
+
+if TYPE_CHECKING:
+    from vattn.attention.graphs import DecodeGraphs
 
 
 class StepAttention(Protocol):
@@ -17,6 +20,14 @@ class StepAttention(Protocol):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Store k, v `[T, Hkv, D]` of the new tokens, then attend. q and the result `[T, Hq, D]`."""
+
+
+class StepTimer(ABC):
+    """Times attention, for measurements."""
+
+    @abstractmethod
+    def timed(self, step: StepAttention) -> StepAttention:
+        """The same step, timed."""
 
 
 def refuse_quantised(kv: KVCache, name: str, instead: str) -> None:
@@ -34,6 +45,12 @@ class AttentionBackend(ABC):
     @abstractmethod
     def check(self, kv: KVCache, device: torch.device) -> None:
         """Raise ConfigError, with the reason, if this implementation can't run there on that memory."""
+
+    def decode_graphs(
+        self, model: nn.Module, kv: KVCache, *, num_heads: int, max_batch: int
+    ) -> DecodeGraphs | None:
+        """Decode steps of `model` from captured graphs; None: this kind of attention can't be captured."""
+        return None
 
     @abstractmethod
     def plan(self, inputs: Any) -> StepAttention:

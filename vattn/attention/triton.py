@@ -6,10 +6,11 @@ from functools import cached_property
 from types import ModuleType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vattn.attention.base import AttentionBackend, StepAttention
 from vattn.attention.device import DeviceInputs, to_device
+from vattn.attention.graphs import CudaGraphCapture, DecodeGraphs, EagerCapture
 from vattn.errors import ConfigError
 from vattn.kernels import contiguous, paged
 from vattn.kernels.launch import KVScales, interpreted
@@ -49,6 +50,30 @@ class TritonAttention(AttentionBackend):
         decodes = inputs.seq_lens[: on_device.num_decodes]
         plan = self.split_plan(decodes, inputs.kv.shape[4])
         return TritonStep(self, inputs.kv, inputs.scales, on_device, plan)
+
+    def decode_graphs(
+        self, model: nn.Module, kv: KVCache, *, num_heads: int, max_batch: int
+    ) -> DecodeGraphs | None:
+        return DecodeGraphs(
+            model,
+            self,
+            kv.tensor,
+            kv.scales,
+            num_heads=num_heads,
+            max_batch=max_batch,
+            place_width=kv.table_width,
+            capture=CudaGraphCapture() if kv.tensor.is_cuda else EagerCapture(),
+        )
+
+    def graph_step(
+        self,
+        kv: Tensor,
+        scales: Tensor | None,
+        inputs: DeviceInputs,
+        plan: SplitPlan,
+        splits: SplitBuffers | None,
+    ) -> StepAttention:
+        return TritonStep(self, kv, scales, inputs, plan, splits)
 
     def split_plan(self, seq_lens: list[int], kv_heads: int, num_splits: int | None = None) -> SplitPlan:
         return plan_splits(seq_lens, kv_heads, self.programs, num_splits)

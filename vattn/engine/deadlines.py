@@ -17,6 +17,13 @@ class Deadlines:
     def add(self, request: Request, deadline: float) -> None:
         heapq.heappush(self._heap, (deadline, request.arrival, request))
 
+    @property
+    def next(self) -> float | None:
+        """The next deadline; None: there is none."""
+        while self._heap and self._heap[0][2].finished:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
     def expired(self, now: float) -> Iterator[Request]:
         """The unfinished requests whose time is up at `now`, by deadline.
 

@@ -1,106 +1,116 @@
 """The engine: one step after another, from requests to tokens.
 
-step ─┬ Scheduler.schedule()   -> Batch            whose tokens, within budget and memory
-      ├ Pipeline.launch ─┬ KVCache.begin_step()  -> AttentionInputs
-      │                  ├ Runner.run()          -> logits
-      │                  └ Sampler.sample()      -> tokens, on the device
-      └ Pipeline.settle, update -> RequestOutputs  append, stop, free
+step ─┬ Scheduler.schedule()  -> Batch           whose tokens, within budget and memory
+      ├ Executor.launch()                        the model, or what stands in for it
+      ├ Executor.collect()    -> tokens          with overlap those of the step before
+      └ enter the tokens      -> RequestDeltas   append, stop, free
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from vattn.attention.factory import create_attention
 from vattn.config import SchedulerConfig
 from vattn.engine.blueprint import create_scheduler
 from vattn.engine.deadlines import Deadlines
+from vattn.engine.deltas import RequestDelta
 from vattn.engine.events import EventLog
-from vattn.engine.graphs import create_graphs
+from vattn.engine.executor import Executor, Handle
 from vattn.engine.groups import BeamGroup, Group, ParallelGroup
 from vattn.engine.intake import Intake
-from vattn.engine.pipeline import InFlight, Pipeline
+from vattn.engine.listener import StepListener
+from vattn.engine.live_requests import LiveRequests, leader_of, runs
 from vattn.engine.preemption import COPY_ERRORS
 from vattn.engine.request import Request
-from vattn.engine.runner import Runner
 from vattn.engine.scheduler import Batch
 from vattn.engine.service import DEFAULT_SERVICE, Service
 from vattn.engine.watch import Watch
-from vattn.errors import CapacityError, ConfigError, QueueFull, RequestError
-from vattn.interrupts import interrupts_held
+from vattn.errors import CapacityError, ConfigError, QueueFull, RequestError, StepError
 from vattn.kv.base import KVCache
 from vattn.metrics import EngineMetrics
-from vattn.models.lease import Loan
-from vattn.models.loader import LoadedModel
-from vattn.outputs import FinishReason, RequestOutput, TokenLogprobs
+from vattn.outputs import FinishReason, TokenLogprobs
 from vattn.params import BeamSearchParams, SamplingParams
 from vattn.sampling.beam import Candidate
-from vattn.sampling.detokenize import Finish, TokenText
-from vattn.sampling.sampler import Sampler, sampling_failure
+from vattn.sampling.detokenize import Finish
+from vattn.sampling.failures import sampling_failure
 from vattn.vmm.driver import DriverError
 
 
-class Engine:
-    """Requests in, outputs out. One thread drives it.
+class NewToken(NamedTuple):
+    """What one request got from a step."""
 
-    `overlap`: launch each step before the last one's tokens are known; None: on CUDA.
-    `enforce_eager`: no captured graphs; None: graphs on CUDA, with attention that allows it.
+    request: Request
+    token: int
+    """Negative: none; see `sampling_failure`."""
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A launched step whose tokens are not known yet."""
+
+    handle: Handle
+    sampling: list[Request]
+    """Requests that get a token, in the order of the result."""
+    started: float
+    """Seconds, on the executor's clock."""
+    decodes: int
+    prompt_tokens: int
+
+    @property
+    def must_settle_first(self) -> bool:
+        """True when what is scheduled next depends on this step's tokens, not only on its KV."""
+        return any(r.sampling.edited or isinstance(r.group, BeamGroup) for r in self.sampling)
+
+
+class Engine:
+    """Requests in, deltas out. One thread drives it.
+
+    `overlap`: launch each step before the last one's tokens are known; None: where the executor gains by it.
     `trace`: where decisions are logged; it stays the caller's.
-    `loan`: this engine's use of the model; it stays the caller's.
     """
 
     def __init__(
         self,
-        loaded: LoadedModel,
+        executor: Executor,
         kv: KVCache,
+        intake: Intake,
         config: SchedulerConfig,
         *,
-        max_model_len: int,
-        attention: str = "auto",
         overlap: bool | None = None,
-        enforce_eager: bool | None = None,
-        seed: int = 0,
         trace: EventLog | None = None,
-        loan: Loan | None = None,
     ) -> None:
-        self.loaded = loaded
+        self.executor = executor
         self.kv = kv
-        self.max_model_len = max_model_len
+        self.intake = intake
+        self.max_model_len = intake.max_model_len
         self.scheduler = create_scheduler(kv, config)
         self.max_waiting = config.max_waiting
         self.trace = trace or EventLog()
-        device = next(loaded.model.parameters()).device
-        kernel = create_attention(attention, kv, device)
-        self._max_batch = config.max_num_seqs
-        self._captures = device.type == "cuda" if enforce_eager is None else not enforce_eager
-        runner = Runner(loaded.model, kernel, device, loan=loan)
-        self.sampler = Sampler(seed=seed, eos_token_ids=loaded.eos_token_ids)
         self.metrics = EngineMetrics()
-        self.pipeline = Pipeline(self.scheduler, kv, runner, self.sampler, self.metrics)
-        self.watch = Watch(self.metrics, self.scheduler, kv)
-        self._capture()
-        self.overlap = device.type == "cuda" if overlap is None else overlap
+        self.watch = Watch(self.metrics, self.scheduler, kv, executor.clock)
+        self.listeners: list[StepListener] = [self.watch]
+        executor.cache_moved()
+        self.overlap = executor.overlaps if overlap is None else overlap
         self.asleep = False
         self.awake_budget = kv.budget_bytes
         """Bytes that `wake_up` will take; while awake, what the last `sleep` or `resize_kv` said."""
         self._flight: InFlight | None = None
-        self._ready: list[RequestOutput] = []
-        """Outputs not handed out yet: what a step settled before it failed is reported by the next."""
-        self._ending: dict[Request, Finish | str] = {}
-        """Requests that are to end: how, or what failed."""
-        self._requests: dict[str, Request] = {}
-        """By the user's id; of a group, its leader."""
+        self._settled = 0.0
+        """When the last step was over."""
+        self._live = LiveRequests()
+        self._refused: set[Request] = set()
+        """Requests whose memory could not be had in the last step."""
         self._deadlines = Deadlines()
-        self._intake = Intake(loaded, self.sampler, max_model_len, shares_prefixes=kv.shares_prefixes)
 
     # ------------------------------------------------------------------ requests come and go
     def validate(self, prompt_token_ids: list[int], params: SamplingParams | BeamSearchParams) -> None:
         """Raise RequestError or CapacityError if the engine can't serve this; nothing is changed."""
-        self._intake.validate(prompt_token_ids, params)
+        self.intake.validate(prompt_token_ids, params)
 
     def make_room(self, services: Sequence[Service]) -> None:
         """Raise QueueFull unless requests on these terms may all be added; nothing is changed."""
@@ -122,64 +132,81 @@ class Engine:
         prompt_token_ids: list[int],
         params: SamplingParams | BeamSearchParams,
         *,
-        prompt: str | None = None,
         stream: bool = False,
         service: Service = DEFAULT_SERVICE,
         cache_salt: str = "",
-    ) -> str:
-        """Queue a request; returns its id. `stream`: `step` reports it after each token, not only at the end.
+    ) -> None:
+        """Queue a request. `stream`: report it after each token, not only at the end.
 
         `cache_salt`: it shares cached prefixes with requests of the same salt only.
         Raises RequestError or CapacityError (QueueFull: too many wait), and changes nothing, if it is
         refused.
         """
-        if self.knows(request_id):
-            raise RequestError(f"request id {request_id!r} is in use")
+        self._require_new(request_id)
         self.validate(prompt_token_ids, params)
         self.make_room([service])
-        asked: dict[str, Any] = {"prompt": prompt, "service": service, "cache_salt": cache_salt}
+        asked: dict[str, Any] = {
+            "service": service,
+            "cache_salt": cache_salt,
+            "arrival_time": self.executor.clock(),
+        }
         if isinstance(params, BeamSearchParams):
-            group: Group = self._intake.beams(request_id, prompt_token_ids, params, **asked)
+            group: Group = self.intake.beams(request_id, prompt_token_ids, params, **asked)
             members = [group.leader]
         elif params.branches > 1:
-            group = self._intake.parallel(request_id, prompt_token_ids, params, stream=stream, **asked)
+            group = self.intake.parallel(request_id, prompt_token_ids, params, stream=stream, **asked)
             members = group.branches
         else:
-            members = [self._intake.request(request_id, prompt_token_ids, params, stream=stream, **asked)]
-        self._requests[request_id] = members[0]
-        self.scheduler.add(members[0])
-        for member in members[1:]:
-            member.rank = (members[0].rank[0], member.arrival)
-        if service.timeout_s is not None:
-            for member in members:
-                self._deadlines.add(member, members[0].metrics.arrival_time + service.timeout_s)
-        self.trace.arrive(members[0])
-        return request_id
+            members = [self.intake.request(request_id, prompt_token_ids, params, stream=stream, **asked)]
+        self.enqueue(members)
 
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now; its last output, or None if it is not (or no longer) here."""
-        request = self._requests.get(request_id)
-        return None if request is None else self._end(request, "abort")
+    def _require_new(self, request_id: str) -> None:
+        if self.knows(request_id):
+            raise RequestError(f"request id {request_id!r} is in use")
+
+    def enqueue(self, members: Sequence[Request]) -> None:
+        """Queue a request that is made already; of several that answer one prompt, the leader first."""
+        leader = members[0]
+        self._live.add(leader)
+        self.scheduler.add(leader)
+        for member in members[1:]:
+            member.rank = (leader.rank[0], member.arrival)
+        if leader.service.timeout_s is not None:
+            for member in members:
+                self._deadlines.add(member, leader.metrics.arrival_time + leader.service.timeout_s)
+        self.trace.arrive(leader)
+
+    def abort(self, request_id: str, reason: FinishReason = "abort", error: str | None = None) -> bool:
+        """End a request now; False if it is not (or no longer) here. Its last report comes as any other."""
+        request = self._live.get(request_id)
+        if request is None:
+            return False
+        if error is not None:
+            self._tell(request, error)
+        self._end(request, reason)
+        return True
 
     def abort_all(self) -> None:
-        for request_id in list(self._requests):
+        for request_id in self._live.ids():
             self.abort(request_id)
 
     def knows(self, request_id: str) -> bool:
-        """True until the request's last output is handed out."""
-        return request_id in self._requests or any(o.request_id == request_id for o in self._ready)
+        """True until the request's last report is taken and its memory is let go."""
+        return request_id in self._live or request_id in self.scheduler.unfreed
 
     def requests(self) -> list[Request]:
         """All that have not ended: branches and beams one by one, those that wait for others included."""
-        found: list[Request] = []
-        for leader in self._requests.values():
-            found += [leader] if leader.group is None else leader.group.members
-        return found
+        return self._live.members()
 
     @property
     def has_work(self) -> bool:
         awaited = self._flight is not None and any(not r.finished for r in self._flight.sampling)
-        return self.scheduler.has_work or awaited or bool(self._ready)
+        return self.scheduler.has_work or awaited or self._live.has_news
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When a request's time is up next, on the executor's clock; None: never."""
+        return self._deadlines.next
 
     # ------------------------------------------------------------------ memory comes and goes
     def resize_kv(self, budget_bytes: int) -> None:
@@ -193,9 +220,9 @@ class Engine:
                 f"{budget_bytes:,} bytes of KV hold {tokens:,} tokens of one request; it may have "
                 f"max_model_len={self.max_model_len:,}"
             )
-        self.awake_budget = budget_bytes
         if not self.asleep:
             self._resize(budget_bytes)
+        self.awake_budget = budget_bytes
 
     def sleep(self) -> None:
         """Give all KV memory back. Running requests yield; nothing runs until `wake_up`."""
@@ -218,69 +245,74 @@ class Engine:
             self.asleep = False
 
     def _resize(self, budget_bytes: int) -> None:
-        with interrupts_held():
-            flight, self._flight = self._flight, None
-            if flight is not None:
-                self._settle(flight)
-            generation = self.kv.generation
-            try:
-                self.trace.resize(budget_bytes, self.scheduler.resize(budget_bytes))
-            except DriverError:
-                raise
-            except COPY_ERRORS as error:  # torch has not the memory
-                raise CapacityError(
-                    f"the KV cache can't become {budget_bytes:,} bytes and stays at "
-                    f"{self.kv.budget_bytes:,}: {error}; free memory on the device, or ask for less"
-                ) from error
-            if self.kv.generation != generation and budget_bytes:
-                self._capture()
-
-    def _capture(self) -> None:
-        """Have decodes run from captured graphs, if that is asked for: they know the cache's addresses."""
-        runner, heads = self.pipeline.runner, self.loaded.spec.num_heads
-        runner.graphs = None  # should the capture fail: those of before may know addresses that are gone
-        if self._captures:
-            runner.graphs = create_graphs(
-                runner.model, runner.attention, self.kv, num_heads=heads, max_batch=self._max_batch
-            )
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            self._settle(flight)
+        generation = self.kv.generation
+        try:
+            self.trace.resize(budget_bytes, self.scheduler.resize(budget_bytes))
+        except DriverError:
+            raise
+        except COPY_ERRORS as error:  # torch has not the memory
+            raise CapacityError(
+                f"the KV cache can't become {budget_bytes:,} bytes and stays at "
+                f"{self.kv.budget_bytes:,}: {error}; free memory on the device, or ask for less"
+            ) from error
+        if self.kv.generation != generation and budget_bytes:
+            self.executor.cache_moved()
 
     # ------------------------------------------------------------------ one step
-    def step(self) -> list[RequestOutput]:
-        """Run one batch; outputs of requests that finished, and of streaming ones that got a token.
+    def step(self) -> list[RequestDelta]:
+        """Run one batch; what is new of requests that ended, and of streamed ones that got a token.
 
-        An error of the model or the driver leaves every request where it was before the step.
+        Raises StepError when the model or the driver failed: every request is where it was before the step,
+        and what had come before can be taken with `take_deltas`.
         """
-        with interrupts_held(), self.watch:
-            self._conclude()
+        for listener in tuple(self.listeners):
+            listener.step_begins()
+        failed = True
+        try:
             self._expire()
-            if self.asleep:
-                outputs, self._ready = self._ready, []
-                return outputs
-            flight = self._flight
-            if flight is not None and flight.must_settle_first:
-                self._flight = None
-                self._settle(flight)
-                flight = None
-            batch = self._schedule()
-            for request in batch.starved:
-                self._fail(request, _out_of_memory(request))
-            launched = self._launch(batch, flight) if batch.items else None
-            self._flight = launched if self.overlap else None
-            for settled in (flight, None if self.overlap else launched):
-                if settled is not None:
-                    self._settle(settled)
-            if launched is not None and launched.failure is not None:
-                raise launched.failure
-            outputs, self._ready = self._ready, []
-            return outputs
+            if not self.asleep:
+                self._run_step()
+            failed = False
+        finally:
+            for listener in tuple(self.listeners):
+                listener.step_ended(failed)
+        return self.take_deltas()
+
+    def _run_step(self) -> None:
+        flight = self._flight
+        if flight is not None and flight.must_settle_first:
+            self._flight = None
+            self._settle(flight)
+            flight = None
+        batch = self._schedule()
+        for request in batch.starved:
+            self._fail(request, _out_of_memory(request))
+        self._give_up(batch)
+        launched = self._launch(batch, flight) if batch.items else None
+        self._flight = launched if self.overlap else None
+        if flight is not None:
+            self._settle(flight)
+        if launched is not None and not self.overlap:
+            self._settle(launched)
+
+    def _give_up(self, batch: Batch) -> None:
+        """Requests whose memory could not be had sit this step out; those that do so twice running fail."""
+        patient, self._refused = self._refused, set()
+        for request, error in batch.failed:
+            if request in patient:
+                self._fail(request, f"it could not get memory ({type(error).__name__}: {error}): try again")
+            else:
+                self._refused.add(request)
 
     def _expire(self) -> None:
         """End the requests whose time is up."""
-        for request in self._deadlines.expired(time.perf_counter()):
-            if request.finished:
-                continue  # with another one of its group
-            self.metrics.timed_out_requests += 1
-            self._ready.append(self._end(request, "timeout"))
+        for request in self._deadlines.expired(self.executor.clock()):
+            if not request.finished:  # else with another one of its group
+                self.metrics.timed_out_requests += 1
+                self._end(request, "timeout")
 
     def _schedule(self) -> Batch:
         try:
@@ -292,29 +324,92 @@ class Engine:
         return batch
 
     def _launch(self, batch: Batch, flight: InFlight | None) -> InFlight:
+        """Start a batch behind `flight`; its requests move on."""
+        started = self.executor.clock()
+        for listener in tuple(self.listeners):
+            listener.scheduled(batch)
         try:
-            return self.pipeline.launch(batch, flight)
+            handle = self.executor.launch(batch.items, None if flight is None else flight.handle)
         except BaseException as error:
             self.trace.step_failed(error)
-            raise
+            if not isinstance(error, Exception):
+                raise
+            raise StepError([leader_of(item.request).request_id for item in batch.items], error) from error
+        sampling = [item.request for item in batch.items if item.samples]
+        decodes = 0
+        for request, length in batch.items:
+            decodes += length == 1
+            request.num_computed += length
+            if request.metrics.first_scheduled_time is None:
+                request.metrics.first_scheduled_time = started
+        for row, request in enumerate(sampling):
+            request.add_pending(row)
+        self._tell_computed(batch)
+        self._count(batch)
+        for listener in tuple(self.listeners):
+            listener.launched(batch)
+        return InFlight(handle, sampling, started, decodes, batch.num_tokens - decodes)
+
+    def _tell_computed(self, batch: Batch) -> None:
+        """Tell the cache what is written. What it can't enter now it is told with the next tokens."""
+        for request, _ in batch.items:
+            with suppress(*COPY_ERRORS):
+                self.kv.computed(request.request_id, request.token_ids, request.num_computed)
+
+    def _count(self, batch: Batch) -> None:
+        metrics, scheduler = self.metrics, self.scheduler
+        metrics.observe_step(batch.num_tokens, len(scheduler.running), self.kv.usage())
+        metrics.preemptions = scheduler.num_preemptions
+        metrics.swapped_requests = scheduler.preemption.swaps
+        metrics.recomputed_tokens = scheduler.preemption.recomputed_tokens
 
     def _settle(self, flight: InFlight) -> None:
-        """Enter a step's tokens: append, stop, report."""
-        news = self.pipeline.settle(flight)
-        now = time.perf_counter()  # the tokens are here
+        """Enter a step's tokens: append, stop, report. Those of requests that ended meanwhile are dropped."""
+        try:
+            result = self.executor.collect(flight.handle)
+        except Exception as error:  # the tokens are lost, and with them what comes next
+            for request in flight.sampling:
+                self._fail(request, f"its token was lost ({type(error).__name__}: {error})")
+            raise StepError([], error) from error
+        for request, entries in result.prompt_logprobs:
+            request.prompt_logprobs += entries
+        now = self.executor.clock()
+        self._time(flight, now)
+        logprobs = result.logprobs or [None] * len(result.token_ids)
+        news = [
+            NewToken(request, token, entry)
+            for request, token, entry in zip(flight.sampling, result.token_ids, logprobs, strict=True)
+            if not request.finished
+        ]
+        for request, _, _ in news:
+            request.settle_pending()
         self.trace.tokens(news)
-        for request, token, logprobs in news:
+        for listener in tuple(self.listeners):
+            listener.settled(news)
+        ends: list[tuple[Request, Finish | str]] = []
+        for request, token, entry in news:
             if request.finished:
                 continue  # with another one of its group
             end: Finish | str | None = sampling_failure(token)
             if end is None:
                 try:
-                    end = self._enter(request, token, logprobs, flight.beams.get(request), now)
+                    end = self._enter(request, token, entry, result.beams.get(request), now)
                 except Exception as error:  # the other tokens of the step must not be lost
                     end = _broken(error)
             if end is not None:
-                self._ending[request] = end
-        self._conclude()
+                ends.append((request, end))
+        for request, end in ends:
+            if isinstance(end, str):
+                self._fail(request, end)
+            elif not request.finished:
+                self._finish(request, end)
+
+    def _time(self, flight: InFlight, now: float) -> None:
+        """Learn from a step that is over; behind another one it began when that ended."""
+        seconds = now - max(flight.started, self._settled)
+        self._settled = now
+        if flight.sampling or not self.executor.overlaps:  # else nobody waited for it
+            self.scheduler.preemption.speed.observe(flight.decodes, flight.prompt_tokens, seconds)
 
     def _enter(
         self,
@@ -328,25 +423,18 @@ class Engine:
         if request.metrics.first_token_time is None:
             request.metrics.first_token_time = now
         self.metrics.output_tokens += 1
-        if isinstance(request.group, BeamGroup):
-            self._deliver(request, request.group, candidates or [])
+        group = request.group
+        if isinstance(group, BeamGroup):
+            group.deliver(request, candidates or [], self)
+            if group.search.done:
+                self._end(group.leader, "length")
             return None
-        if request.group is not None:
-            request.group.prompt_computed(request, self)
+        if group is not None:
+            group.prompt_computed(request, self)
         finish = request.append(token, logprobs)
         if finish is None and request.stream:
-            self._ready.append(self._report(request))
+            self._live.touch(request)
         return finish
-
-    def _conclude(self) -> None:
-        """End the requests that are to end; should that fail, the next step tries again before it goes on."""
-        while self._ending:
-            request, end = next(iter(self._ending.items()))
-            if isinstance(end, str):
-                self._fail(request, end)
-            else:
-                self._finish(request, end)
-            del self._ending[request]
 
     # ------------------------------------------------------------------ groups
     def fork(self, parent: Request, child: Request, tokens: int) -> None:
@@ -368,97 +456,69 @@ class Engine:
         self.scheduler.resume(request)
         self.trace.extend(request, token)
 
-    def heir(self, parent: Request, place: int, token: int) -> Request:
+    def heir(self, parent: Request, place: int, token: int, number: int) -> Request:
         """A new beam of its parent's group, with its parent's text and one token more."""
-        assert parent.group is not None
-        return self._intake.heir(parent, parent.group.leader, place, token)
-
-    def _deliver(self, beam: Request, group: BeamGroup, candidates: list[Candidate]) -> None:
-        group.deliver(beam, candidates, self)
-        if group.search.done:
-            self._ready.append(self._end(group.leader, "length"))
+        return self.intake.heir(parent, leader_of(parent), place, token, number)
 
     # ------------------------------------------------------------------ the end
-    def _report(self, request: Request) -> RequestOutput:
-        """A request, with the others of its group, as it stands."""
-        try:
-            return self._output(request, self._intake.vocabulary)
-        except Exception as error:
-            leader = request if request.group is None else request.group.leader
-            if leader.request_id in self._requests:
-                raise
-            # Its last output must come, so it comes without texts.
-            if isinstance(request.group, BeamGroup):
-                request.group.failed = request.group.failed or _broken(error)
-            else:
-                request.error, request.finish = request.error or _broken(error), Finish("error")
-            return self._output(request, None)
-
-    @staticmethod
-    def _output(request: Request, vocabulary: TokenText | None) -> RequestOutput:
-        group = request.group
-        if isinstance(group, BeamGroup):
-            return group.output(_no_text if vocabulary is None else vocabulary.text)
-        return (group or request).output(None if vocabulary is None else vocabulary.annotate)
-
     def _fail(self, request: Request, error: str) -> None:
         """A request can't go on; of a beam search, no beam can."""
+        if not runs(leader_of(request)):
+            return
         if isinstance(request.group, BeamGroup):
-            leader = request.group.leader
-            if leader.request_id in self._requests:
-                request.group.failed = error
-                self._ready.append(self._end(leader, "error"))
+            self._tell(request, error)
+            self._end(request.group.leader, "error")
             return
         if request.finished:
             return
-        request.error = error
+        self._tell(request, error)
         with suppress(Exception):  # the detokenizer may be what is broken
             request.stop.abort()
         self._finish(request, Finish("error"))
 
+    @staticmethod
+    def _tell(request: Request, error: str) -> None:
+        if isinstance(request.group, BeamGroup):
+            request.group.failed = request.group.failed or error
+        else:
+            request.error = request.error or error
+
     def _finish(self, request: Request, finish: Finish) -> None:
-        """A request, or a branch of one, has ended; report it if no other branch runs."""
+        """A request, or a branch of one, has ended."""
         self._close(request, finish)
         group = request.group
-        if isinstance(group, ParallelGroup):
-            if request is group.leader and group.held:
-                for branch in group.held:  # it ended before they could begin
-                    branch.error = request.error
-                    self._close(branch, finish)
-            if not group.finished:
-                if request.stream:
-                    self._ready.append(self._report(request))
-                return
-            request = group.leader
-        self._ready.append(self._over(request))
+        if isinstance(group, ParallelGroup) and request is group.leader:
+            for branch in group.held:  # it ended before they could begin
+                branch.error = request.error
+                self._close(branch, finish)
+        self._report_end(request)
 
-    def _end(self, request: Request, reason: FinishReason) -> RequestOutput:
-        """End a request and all of its group now; its last output."""
-        group = request.group
-        for member in [request] if group is None else group.members:
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """End a request and all of its group now."""
+        for member in [request] if request.group is None else request.group.members:
             with suppress(Exception):
                 member.stop.abort()
             self._close(member, Finish(reason))
-        leader = request if group is None else group.leader
-        leader.metrics.finished_time = time.perf_counter()
-        return self._over(leader)
+        leader_of(request).metrics.finished_time = self.executor.clock()
+        self._report_end(request)
 
     def _close(self, request: Request, finish: Finish) -> None:
         self.scheduler.finish(request)
         request.finish = finish
-        request.metrics.finished_time = time.perf_counter()
+        request.metrics.finished_time = self.executor.clock()
         self.trace.finish(request, finish.reason)
         if finish.reason in ("stop", "length"):
             self.watch.finished(request)
 
-    def _over(self, leader: Request) -> RequestOutput:
-        del self._requests[leader.request_id]
-        self.metrics.finished_requests += 1
-        return self._report(leader)
+    def _report_end(self, request: Request) -> None:
+        ended = not runs(leader_of(request))
+        self.metrics.finished_requests += ended
+        if ended or request.stream:
+            self._live.touch(request)
 
-
-def _no_text(token_ids: Sequence[int]) -> str:
-    return ""
+    def take_deltas(self) -> list[RequestDelta]:
+        """What is new since the last call, of every request that has something to report."""
+        return self._live.take_deltas()
 
 
 def _broken(error: Exception) -> str:

@@ -14,15 +14,15 @@ waits like any request and computes its text itself, or finds it in the prefix c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from vattn.engine.deltas import Beam
 from vattn.engine.request import Request, RequestStatus
-from vattn.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
+from vattn.outputs import RequestMetrics
 from vattn.sampling.beam import BeamSearch, Candidate, Hypothesis
-
-Annotate = Callable[[TokenLogprobs], TokenLogprobs]
+from vattn.sampling.detokenize import Finish
 
 
 class Branching(Protocol):
@@ -37,17 +37,15 @@ class Branching(Protocol):
     def extend(self, request: Request, token: int) -> None:
         """Give a beam its next token, and a place in the queue if it has none."""
 
-    def heir(self, parent: Request, place: int, token: int) -> Request:
-        """A new beam: the parent's text and one token, at the group's place `place`."""
+    def heir(self, parent: Request, place: int, token: int, number: int) -> Request:
+        """A new beam: the parent's text and one token, at the group's place `place`; its `number`-th heir."""
 
 
 class ParallelGroup:
-    """`n` (of `best_of`) samples of one prompt. The first of `branches` is the leader."""
+    """Samples of one prompt: `n`, or `best_of`. The first of `branches` is the leader."""
 
-    def __init__(self, branches: Sequence[Request], n: int, *, show_logprobs: bool = True) -> None:
+    def __init__(self, branches: Sequence[Request]) -> None:
         self.branches = list(branches)
-        self.n = n
-        self._show_logprobs = show_logprobs
         self._forked = False
         for branch in self.branches[1:]:
             branch.status = RequestStatus.HELD
@@ -80,28 +78,9 @@ class ParallelGroup:
                 # The prompt's last token is computed again, for the logits.
                 engine.fork(self.leader, branch, len(self.leader.prompt_token_ids) - 1)
 
-    def output(self, annotate: Annotate | None) -> RequestOutput:
-        """The branches as one request's outputs; finished: the best `n`."""
-        outputs = [branch.output(annotate) for branch in self.branches]
-        completions = [output.outputs[0] for output in outputs]
-        if len(completions) > self.n:
-            order = sorted(range(len(completions)), key=lambda i: -self.branches[i].cumulative_logprob)[
-                : self.n
-            ]
-            completions = [completions[i] for i in order]
-        if not self._show_logprobs:
-            completions = [replace(c, logprobs=None, cumulative_logprob=None) for c in completions]
-        first = outputs[0]
-        errors = [output.error for output in outputs if output.error]
-        return replace(
-            first,
-            outputs=[replace(c, index=i) for i, c in enumerate(completions)],
-            finished=self.finished,
-            metrics=self._metrics(),
-            error=errors[0] if errors else None,
-        )
-
-    def _metrics(self) -> RequestMetrics:
+    @property
+    def metrics(self) -> RequestMetrics:
+        """Of all branches together; a copy."""
         every = [branch.metrics for branch in self.branches]
         firsts = [m.first_token_time for m in every if m.first_token_time is not None]
         ends = [m.finished_time for m in every if m.finished_time is not None]
@@ -127,6 +106,7 @@ class BeamGroup:
         """Places of the group that no beam has."""
         self._place = {leader: 0}
         self.failed: str | None = None
+        self._heirs = 0
 
     @property
     def members(self) -> list[Request]:
@@ -158,7 +138,8 @@ class BeamGroup:
             for parent, positions in heirs.items():
                 for position in positions[1:]:  # the first one inherits the request itself
                     place = self._free.pop()
-                    child = engine.heir(parent, place, steps[position].token)
+                    self._heirs += 1
+                    child = engine.heir(parent, place, steps[position].token, self._heirs)
                     child.group = self
                     self._place[child] = place
                     beams[position] = child
@@ -170,31 +151,28 @@ class BeamGroup:
         finally:  # whoever ends the search after a failure must find all of them
             self.beams = [*filter(None, beams), *(b for b in parents if b not in beams and not b.finished)]
 
-    def output(self, decode: Callable[[Sequence[int]], str]) -> RequestOutput:
-        """The ended texts, best first; cut short, the running ones."""
-        leader, search = self.leader, self.search
-        ended = search.finished if search.done else []
-        metrics = replace(leader.metrics, num_output_tokens=sum(len(h.token_ids) for h in ended))
-        return RequestOutput(
-            request_id=leader.request_id,
-            prompt=leader.prompt,
-            prompt_token_ids=leader.prompt_token_ids,
-            outputs=[_completion(i, h, decode) for i, h in enumerate(ended)],
-            finished=True,
-            metrics=replace(metrics, num_branches=search.params.beam_width),
-            error=self.failed,
-        )
+    @property
+    def metrics(self) -> RequestMetrics:
+        """Of the search; a copy."""
+        tokens = sum(len(text.token_ids) for text in self._ended)
+        width = self.search.params.beam_width
+        return replace(self.leader.metrics, num_output_tokens=tokens, num_branches=width)
 
+    @property
+    def _ended(self) -> list[Hypothesis]:
+        return self.search.finished if self.search.done else []
 
-def _completion(index: int, text: Hypothesis, decode: Callable[[Sequence[int]], str]) -> CompletionOutput:
-    return CompletionOutput(
-        index=index,
-        text=decode(text.token_ids),
-        token_ids=list(text.token_ids),
-        cumulative_logprob=text.cumulative_logprob,
-        finish_reason="stop" if text.ended else "length",
-        score=text.score,
-    )
+    def results(self) -> list[Beam]:
+        """The ended texts, best first; none if the search was cut short."""
+        return [
+            Beam(
+                list(text.token_ids),
+                text.cumulative_logprob,
+                text.score,
+                Finish("stop" if text.ended else "length"),
+            )
+            for text in self._ended
+        ]
 
 
 Group = ParallelGroup | BeamGroup

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,29 +10,44 @@ from vattn.engine.groups import BeamGroup, ParallelGroup
 from vattn.engine.request import Request
 from vattn.engine.service import DEFAULT_SERVICE, Service
 from vattn.errors import CapacityError, RequestError
-from vattn.models.loader import LoadedModel
 from vattn.outputs import RequestMetrics
 from vattn.params import BeamSearchParams, SamplingParams
 from vattn.sampling.beam import BeamSearch
 from vattn.sampling.detokenize import IncrementalDetokenizer, StopChecker, TokenText
-from vattn.sampling.sampler import Sampler
+from vattn.sampling.sampling_state import SamplingStates
 
 
 class Intake:
     """Makes the requests of one engine.
 
-    `shares_prefixes`: requests may share cached prefixes, within a salt.
+    Args:
+        vocab_size: of the model.
+        vocabulary: turns tokens into text; None: there is no tokenizer.
+        eos_token_ids: tokens that end an output.
+        shares_prefixes: requests may share cached prefixes, within a salt.
+        adapters: names of the adapters that are active when it is called: KV of one is not KV of another.
+        seed: of requests that bring none.
     """
 
     def __init__(
-        self, loaded: LoadedModel, sampler: Sampler, max_model_len: int, *, shares_prefixes: bool
+        self,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        vocabulary: TokenText | None = None,
+        eos_token_ids: frozenset[int] = frozenset(),
+        shares_prefixes: bool = False,
+        adapters: Callable[[], str] = str,
+        seed: int = 0,
     ) -> None:
-        self._loaded = loaded
-        self._sampler = sampler
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
+        self.vocabulary = vocabulary
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._states = SamplingStates(seed=seed, eos_token_ids=eos_token_ids)
         self._shares = shares_prefixes
+        self._adapters = adapters
         self._arrivals = 0
-        self.vocabulary = None if loaded.tokenizer is None else TokenText(loaded.tokenizer)
 
     # ------------------------------------------------------------------ checks
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams | BeamSearchParams) -> None:
@@ -44,12 +58,12 @@ class Intake:
         length = len(prompt_token_ids)
         if not length:
             raise RequestError("the prompt is empty: it needs at least one token")
-        if length >= self._max_model_len:
+        if length >= self.max_model_len:
             raise CapacityError(
                 f"the prompt has {length:,} tokens; with at least one output token it must fit "
-                f"max_model_len={self._max_model_len:,}"
+                f"max_model_len={self.max_model_len:,}"
             )
-        vocab_size = self._loaded.spec.vocab_size
+        vocab_size = self._vocab_size
         if isinstance(params, SamplingParams):
             if self.vocabulary is None and (params.stop_strings or params.bad_words):
                 raise RequestError("stop strings and bad_words need a tokenizer; the model came without one")
@@ -66,7 +80,7 @@ class Intake:
         prompt_token_ids: list[int],
         params: SamplingParams,
         *,
-        prompt: str | None = None,
+        arrival_time: float,
         stream: bool = False,
         service: Service = DEFAULT_SERVICE,
         cache_salt: str = "",
@@ -78,22 +92,24 @@ class Intake:
         self._arrivals += 1
         return Request(
             request_id=request_id,
-            prompt=prompt,
             prompt_token_ids=list(prompt_token_ids),
             output_token_ids=outputs,
             params=params,
-            sampling=self._sampler.new_state(
+            sampling=self._states.new_state(
                 params, prompt_token_ids, outputs, bad_words=self._bad_words(params), branch=branch
             ),
             stop=StopChecker(
                 params,
-                IncrementalDetokenizer(self.vocabulary, params, prompt_token_ids),
+                # Only a stop string needs the text here; the others' is made outside the step.
+                IncrementalDetokenizer(
+                    self.vocabulary if params.stop_strings else None, params, prompt_token_ids
+                ),
                 max_tokens=max_tokens,
-                eos_token_ids=self._loaded.eos_token_ids,
+                eos_token_ids=self._eos_token_ids,
             ),
             arrival=self._arrivals - 1,
             max_tokens=max_tokens,
-            metrics=RequestMetrics(time.perf_counter(), num_prompt_tokens=len(prompt_token_ids)),
+            metrics=RequestMetrics(arrival_time, num_prompt_tokens=len(prompt_token_ids)),
             stream=stream,
             service=service,
             salt=self._salt(params, cache_salt),
@@ -113,7 +129,7 @@ class Intake:
         for k in range(1, params.branches):
             name = f"{request_id}#{k}"
             branches.append(self.request(name, prompt_token_ids, same, branch=k, **options))
-        group = ParallelGroup(branches, params.n, show_logprobs=params.logprobs is not None)
+        group = ParallelGroup(branches)
         for branch in branches:
             branch.group = group
         return group
@@ -128,21 +144,23 @@ class Intake:
         leader = self.request(request_id, prompt_token_ids, inner, **options)
         leader.max_tokens = length + 1
         self._arrivals += params.beam_width - 1
-        search = BeamSearch(params, length, self._loaded.eos_token_ids)
+        search = BeamSearch(params, length, self._eos_token_ids)
         leader.group = group = BeamGroup(search, leader)
         return group
 
-    def heir(self, parent: Request, leader: Request, place: int, token: int) -> Request:
-        """A beam with its parent's text and one token more, at place `place` of its leader's group."""
+    def heir(self, parent: Request, leader: Request, place: int, token: int, number: int) -> Request:
+        """A beam with its parent's text and one token more, at place `place` of its leader's group.
+
+        `number`: which heir of the search it is; names are never used twice.
+        """
         outputs = [*parent.output_token_ids, token]
         params, prompt = parent.params, parent.prompt_token_ids
         heir = Request(
-            request_id=f"{leader.request_id}#{place}" if place else leader.request_id,
-            prompt=parent.prompt,
+            request_id=f"{leader.request_id}#{number}",
             prompt_token_ids=prompt,
             output_token_ids=outputs,
             params=params,
-            sampling=self._sampler.new_state(params, prompt, outputs),
+            sampling=self._states.new_state(params, prompt, outputs),
             stop=StopChecker(params, IncrementalDetokenizer(None, params), max_tokens=parent.max_tokens),
             arrival=leader.arrival + place,
             max_tokens=parent.max_tokens,
@@ -154,14 +172,14 @@ class Intake:
         return heir
 
     def _max_tokens(self, prompt_token_ids: Sequence[int], asked: int | None) -> int:
-        room = self._max_model_len - len(prompt_token_ids)
+        room = self.max_model_len - len(prompt_token_ids)
         return room if asked is None else min(asked, room)
 
     def _salt(self, params: SamplingParams, cache_salt: str) -> str | None:
         """Who this request shares prefixes with; None: nobody."""
         if not self._shares or params.prompt_logprobs is not None:  # every prompt token must be computed
             return None
-        return f"{self._loaded.adapters()}\0{cache_salt}"
+        return f"{self._adapters()}\0{cache_salt}"
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         return self.vocabulary.bad_words(params.bad_words or ()) if self.vocabulary else []

@@ -27,7 +27,7 @@ from vattn.outputs import RequestMetrics
 from vattn.params import BeamSearchParams, SamplingParams
 from vattn.sampling.beam import BeamSearch
 from vattn.sampling.detokenize import IncrementalDetokenizer, StopChecker
-from vattn.sampling.sampler import Sampler
+from vattn.sampling.sampling_state import SamplingStates
 
 _DECISIONS = ("admit", "preempt", "starve", "step")
 _ENDS = ("finish", "abort", "timeout")
@@ -90,7 +90,7 @@ class _Player:
         self.steps = 0
         self.decisions = 0
         self.divergence: str | None = None
-        self._sampler = Sampler()
+        self._states = SamplingStates()
         self._logged: list[Any] = []
         """Decisions of the step that the log is about to close."""
         self._batch: Batch | None = None
@@ -163,11 +163,10 @@ class _Player:
         params = SamplingParams(max_tokens=event["max_tokens"], ignore_eos=True, detokenize=False)
         request = Request(
             request_id=event["id"],
-            prompt=None,
             prompt_token_ids=list(prompt),
             output_token_ids=outputs,
             params=params,
-            sampling=self._sampler.new_state(params, prompt, outputs),
+            sampling=self._states.new_state(params, prompt, outputs),
             stop=StopChecker(params, IncrementalDetokenizer(None, params), max_tokens=event["max_tokens"]),
             arrival=arrival,
             max_tokens=event["max_tokens"],

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from vattn.engine.deltas import BranchDelta
 from vattn.engine.service import DEFAULT_SERVICE, Service
-from vattn.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
+from vattn.outputs import RequestMetrics, TokenLogprobs
 from vattn.params import SamplingParams
 from vattn.sampling.detokenize import Finish, StopChecker
-from vattn.sampling.sampler import SamplingState
+from vattn.sampling.sampling_state import SamplingState
 
 if TYPE_CHECKING:
     from vattn.engine.groups import Group
@@ -45,7 +45,6 @@ class Request:
     """
 
     request_id: str
-    prompt: str | None
     prompt_token_ids: list[int]
     output_token_ids: list[int]
     """The list that `sampling` watches; grows by `append`."""
@@ -74,8 +73,13 @@ class Request:
     finish: Finish | None = None
     error: str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of output tokens that were not reported yet."""
     cumulative_logprob: float = 0.0
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    _reported: int = 0
+    """Output tokens that were reported."""
+    _finish_reported: bool = False
+    _prompt_logprobs_reported: int = 0
 
     def __post_init__(self) -> None:
         self.token_ids = self.prompt_token_ids + self.output_token_ids
@@ -125,29 +129,20 @@ class Request:
             self.cumulative_logprob += logprobs[token].logprob
         return self.stop.push(token)
 
-    def output(self, annotate: Callable[[TokenLogprobs], TokenLogprobs] | None = None) -> RequestOutput:
-        """The request as it stands; `annotate` fills in the texts of log-probability entries."""
-        annotate = annotate or (lambda entries: entries)
-        asked = self.params.logprobs is not None
-        completion = CompletionOutput(
-            index=0,
-            text=self.stop.detokenizer.text,
-            token_ids=list(self.output_token_ids),
-            cumulative_logprob=self.cumulative_logprob if asked else None,
-            logprobs=[annotate(entry) for entry in self.logprobs] if asked else None,
-            finish_reason=self.finish.reason if self.finish else None,
-            stop_reason=self.finish.stop_reason if self.finish else None,
-        )
-        prompt_logprobs = None
-        if self.params.prompt_logprobs is not None:
-            prompt_logprobs = [entry and annotate(entry) for entry in self.prompt_logprobs] or [None]
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
-            outputs=[completion],
-            finished=self.finish is not None,
-            metrics=replace(self.metrics),
-            prompt_logprobs=prompt_logprobs,
-            error=self.error,
-        )
+    def take_delta(self, index: int) -> BranchDelta | None:
+        """What is new since the last call, as output `index` of its group; None: nothing."""
+        tokens = self.output_token_ids[self._reported :]
+        finish = None if self._finish_reported else self.finish
+        if not tokens and finish is None:
+            return None
+        self._reported += len(tokens)
+        self._finish_reported = self.finish is not None
+        logprobs, self.logprobs = self.logprobs, []
+        decodes = self.stop.detokenizer.decodes
+        return BranchDelta(index, tokens, logprobs, finish, self.stop.detokenizer.take() if decodes else None)
+
+    def take_prompt_logprobs(self) -> list[TokenLogprobs | None]:
+        """Entries of the prompt that are new since the last call."""
+        new = self.prompt_logprobs[self._prompt_logprobs_reported :]
+        self._prompt_logprobs_reported += len(new)
+        return new

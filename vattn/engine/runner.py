@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vattn.attention.base import AttentionBackend
-from vattn.engine.batch import PackedBatch
-from vattn.engine.graphs import DecodeGraphs
+from vattn.attention.base import AttentionBackend, StepTimer
+from vattn.attention.graphs import DecodeGraphs
+from vattn.engine.packing import PackedBatch
 from vattn.kv.base import AttentionInputs
 from vattn.models.lease import Loan
 
@@ -29,6 +29,8 @@ class Runner:
         self.attention = attention
         self.device = device
         self.graphs = graphs
+        self.timer: StepTimer | None = None
+        """Times the attention of steps that do not run from graphs; None: nobody asks."""
 
     @torch.inference_mode()
     def run(self, packed: PackedBatch, inputs: AttentionInputs, last_tokens: Tensor | None) -> Tensor:
@@ -50,6 +52,7 @@ class Runner:
         if self.graphs is not None and self.graphs.fits(inputs):
             logits = self.graphs.run(packed, inputs, last_tokens)
             return logits if len(packed.logit_rows) == len(logits) else logits[packed.logit_rows]
+        step = self.attention.plan(inputs)
         token_ids = torch.tensor(packed.token_ids, device=self.device)
         if packed.pending:
             assert last_tokens is not None
@@ -60,7 +63,7 @@ class Runner:
             position_ids=torch.tensor([packed.positions], device=self.device),
             use_cache=False,
             logits_to_keep=torch.tensor(packed.logit_rows, dtype=torch.int64, device=self.device),
-            vattn_step=self.attention.plan(inputs),
+            vattn_step=step if self.timer is None else self.timer.timed(step),
         )
         result: Tensor = output.logits[0]
         return result

@@ -25,10 +25,11 @@ from typing import Literal, NamedTuple
 
 from vattn.engine.levels import entitled, first_to_yield, level, levels, others_run
 from vattn.engine.policy import FirstComeFirstServed, Policy
-from vattn.engine.preemption import How, Preemption
+from vattn.engine.preemption import COPY_ERRORS, How, Preemption
 from vattn.engine.request import Request, RequestStatus
 from vattn.engine.turns import FairTurns
 from vattn.engine.waiting import WaitingRequests
+from vattn.errors import CapacityError
 from vattn.kv.base import Chunk, KVCache
 
 PreemptReason = Literal["memory", "share", "resize"]
@@ -83,6 +84,8 @@ class Batch:
     preempted: list[Preempted] = field(default_factory=list)
     starved: list[Request] = field(default_factory=list)
     """Requests that get no memory although nobody else has any: they must fail, or all would wait."""
+    failed: list[tuple[Request, Exception]] = field(default_factory=list)
+    """Requests whose memory could not be had, and what the driver or a copy raised."""
 
     @property
     def num_tokens(self) -> int:
@@ -101,6 +104,7 @@ class _Plan:
     admitted: list[Admitted] = field(default_factory=list)
     preempted: list[Preempted] = field(default_factory=list)
     starved: list[Request] = field(default_factory=list)
+    failed: list[tuple[Request, Exception]] = field(default_factory=list)
     closed: set[str] = field(default_factory=set)
     """Tenants of which no more is admitted in this step."""
     short: dict[str, float] = field(default_factory=dict)
@@ -139,6 +143,8 @@ class Scheduler:
         self.clock = 0
         """Tokens scheduled so far."""
         self.num_preemptions = 0
+        self.unfreed: list[str] = []
+        """Ids of requests that have ended but whose memory could not be let go yet."""
         self._short: list[str] = []
         """Tenants whose head found no memory in the last step, in the order they were refused."""
 
@@ -148,14 +154,25 @@ class Scheduler:
         self._enqueue(request)
 
     def finish(self, request: Request) -> None:
-        """Take a request out, wherever it is, and let its memory go."""
+        """Take a request out, wherever it is, and let its memory go; if that fails, at the next step."""
         if request.status is RequestStatus.RUNNING:
-            self.kv.free(request.request_id)  # first: should it fail, nothing has changed
             self.running.remove(request)
+            self.unfreed.append(request.request_id)
+            self._free()
         elif request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
         self.preemption.forget(request)
         request.status = RequestStatus.FINISHED
+
+    def _free(self) -> None:
+        """Let go the memory of those that have ended. What the driver refuses is tried again later."""
+        for request_id in list(self.unfreed):
+            if request_id in self.kv.live():
+                try:
+                    self.kv.free(request_id)
+                except COPY_ERRORS:
+                    continue
+            self.unfreed.remove(request_id)
 
     def fork(self, parent: Request, child: Request, tokens: int) -> bool:
         """Let a child, ranked by whoever made it, begin with the first `tokens` computed tokens of a parent.
@@ -203,17 +220,24 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Choose the next step's tokens. Memory for all of them is there when this returns."""
         plan = _Plan(self.max_num_batched_tokens)
+        if self.unfreed:
+            self._free()
         self._decodes(plan)
         self._prompts(plan)
-        if not (plan.lengths or plan.preempted or plan.starved) and self.waiting and self.running:
+        decided = plan.lengths or plan.preempted or plan.starved or plan.failed
+        if not decided and self.waiting and self.running:
             self._unblock(plan)
-        if not self.running and not plan.preempted:
+        if not self.running and not (plan.preempted or plan.failed):
             heads = [self.waiting.head(tenant) for tenant in plan.short]
             # The whole cache is free, and still the first one does not fit.
             plan.starved += [r for r in heads if r is not None and r.pending_row is None][:1]
         self._short = list(plan.short)
         batch = Batch(
-            [Scheduled(*item) for item in plan.lengths.items()], plan.admitted, plan.preempted, plan.starved
+            [Scheduled(*item) for item in plan.lengths.items()],
+            plan.admitted,
+            plan.preempted,
+            plan.starved,
+            plan.failed,
         )
         self.clock += batch.num_tokens
         return batch
@@ -228,12 +252,18 @@ class Scheduler:
             if request.ends_with_pending:
                 continue
             # Nearly always there is room; only where there is none, others have to be looked at.
-            if not self.kv.grow(request.request_id, request.num_tokens):
-                self._charge(given, plan)
-                if not self._make_room(request, plan):
-                    if request.status is RequestStatus.RUNNING:
-                        plan.starved.append(request)
-                    continue
+            try:
+                grown = self.kv.grow(request.request_id, request.num_tokens)
+                if not grown:
+                    self._charge(given, plan)
+                    grown = self._make_room(request, plan)
+            except COPY_ERRORS as error:
+                plan.failed.append((request, error))
+                continue
+            if not grown:
+                if request.status is RequestStatus.RUNNING:
+                    plan.starved.append(request)
+                continue
             plan.lengths[request] = 1
             given[request.service.tenant] = given.get(request.service.tenant, 0) + 1
         self._charge(given, plan)
@@ -322,7 +352,11 @@ class Scheduler:
                     plan.short[tenant] = own
                 return False
             self._preempt(victim.request, "share", request, plan)
-        cached = self._attach(request)
+        try:
+            cached = self._attach(request)
+        except COPY_ERRORS as error:
+            plan.failed.append((request, error))
+            return False
         if cached is None:
             plan.short[tenant] = own
             return False
@@ -398,7 +432,13 @@ class Scheduler:
         Nothing may be in flight. Returns who did.
         """
         gone: list[Preempted] = []
+        self._free()
         while not self.kv.resize(budget_bytes):
+            if not self.running:
+                raise CapacityError(
+                    f"the KV cache can't become {budget_bytes:,} bytes: the driver has not taken back the "
+                    f"memory of {len(self.unfreed)} requests that have ended; try again"
+                )
             victim = first_to_yield(self.running, self.turns.weights).request
             gone.append(Preempted(victim, "resize", victim, self._take_from(victim)))
         return gone
@@ -414,5 +454,6 @@ class Scheduler:
         assert all(r.num_computed == 0 for r in self.waiting)
         for r in self.running:
             assert 0 <= r.num_computed <= r.num_tokens and (r.group is not None or not r.idle)
-        assert {r.request_id for r in self.running} == set(self.kv.live()), "running = attached"
+        attached = {r.request_id for r in self.running} | set(self.unfreed)
+        assert attached == set(self.kv.live()), "running = attached"
         self.kv.check()

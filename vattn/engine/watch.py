@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vattn.engine.length_histogram import LengthHistogram
+from vattn.engine.listener import StepListener
 
 if TYPE_CHECKING:
     from vattn.engine.request import Request
@@ -37,18 +37,15 @@ class Counters(NamedTuple):
     swap_bytes: int = 0
 
 
-class Watch:
-    """Stands around every step (`with watch:`) and samples what happened.
-
-    `beat`: called before a step, `rest` when no work is left; None: nobody.
-    """
+class Watch(StepListener):
+    """Samples an engine's counters while it steps."""
 
     def __init__(
         self,
         metrics: EngineMetrics,
         scheduler: Scheduler,
         kv: KVCache,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float],
     ) -> None:
         self._metrics = metrics
         self._scheduler = scheduler
@@ -60,28 +57,17 @@ class Watch:
         self.prompts = LengthHistogram()
         self.outputs = LengthHistogram()
         self.totals = LengthHistogram()
-        self.beat: Callable[[], None] | None = None
-        self.rest: Callable[[], None] | None = None
-        self.on_step: list[Callable[[], None]] = []
-        """Called after every step that did not fail."""
 
-    def __enter__(self) -> None:
-        if self.beat is not None:
-            self.beat()
+    def step_begins(self) -> None:
         self._entered = self._clock()
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+    def step_ended(self, failed: bool) -> None:
         now = self._clock()
         self._busy += now - self._entered
         if now - self._samples[-1].time >= PERIOD_S:
             self._samples.append(self._counters(now))
             while len(self._samples) > 2 and self._samples[1].time <= now - WINDOW_S:
                 self._samples.popleft()
-        if kind is None:
-            for observer in self.on_step:
-                observer()
-        if self.rest is not None and not self._scheduler.has_work:
-            self.rest()
 
     def finished(self, request: Request) -> None:
         """A request came to its end (a branch or the winner of a beam search counts by itself)."""

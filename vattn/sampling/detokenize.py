@@ -211,6 +211,11 @@ class IncrementalDetokenizer:
         self._closed = False
 
     @property
+    def decodes(self) -> bool:
+        """False: no text is made here."""
+        return self._decoder is not None
+
+    @property
     def text(self) -> str:
         """Everything visible so far."""
         self._pieces = ["".join(self._pieces)]

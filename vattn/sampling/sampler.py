@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from vattn.outputs import TokenLogprobs
-from vattn.params import SamplingParams
 from vattn.sampling.draw import Filters, argmax_rows, draw
+from vattn.sampling.failures import NOT_FINITE, NOTHING_ALLOWED, sampling_failure
 from vattn.sampling.logit_edits import LogitEdits
 from vattn.sampling.logprobs import prompt_logprobs, token_logprobs
-from vattn.sampling.philox import derive_seed, uniforms
-from vattn.sampling.sampling_state import SamplingState
+from vattn.sampling.philox import uniforms
+from vattn.sampling.sampling_state import SamplingState, SamplingStates
 
 __all__ = [
     "NOTHING_ALLOWED",
@@ -39,25 +39,6 @@ __all__ = [
     "prompt_logprobs",
     "sampling_failure",
 ]
-
-NOT_FINITE = -1
-"""In place of a token: the model's logits hold a NaN or an infinity, or nothing but -inf."""
-
-NOTHING_ALLOWED = -2
-"""In place of a token: the request's own parameters ban every token the model allows."""
-
-
-def sampling_failure(token_id: int) -> str | None:
-    """Why a request got no token; None for a token."""
-    if token_id == NOT_FINITE:
-        return (
-            "the model's logits are not finite (NaN, inf, or -inf for every token): the weights may be "
-            "damaged, or dtype= overflows; try dtype='float32'"
-        )
-    if token_id == NOTHING_ALLOWED:
-        return "bad_words, logit_bias or min_tokens leave no token to choose from"
-    return None
-
 
 class SampledTokens(NamedTuple):
     """The outcome of one step."""
@@ -106,7 +87,7 @@ class SamplingBatch:
         return torch.from_numpy(numbers).to(self.device).unsqueeze(1)
 
 
-class Sampler:
+class Sampler(SamplingStates):
     """Samples batches whose composition may change at every step; keeps the last batch's plan.
 
     `seed` is the root from which requests without a seed get theirs, in order of `new_state`;
@@ -114,35 +95,8 @@ class Sampler:
     """
 
     def __init__(self, *, seed: int = 0, eos_token_ids: Iterable[int] = ()) -> None:
-        self._root = seed % 2**64
-        self._drawn = 0
-        self._eos_token_ids = frozenset(eos_token_ids)
+        super().__init__(seed=seed, eos_token_ids=eos_token_ids)
         self._batch = SamplingBatch((), 0, torch.device("cpu"))
-
-    def new_state(
-        self,
-        params: SamplingParams,
-        prompt_token_ids: Sequence[int],
-        output_token_ids: Sequence[int],
-        *,
-        bad_words: Iterable[Sequence[int]] = (),
-        branch: int = 0,
-    ) -> SamplingState:
-        """State of a new request. `bad_words` are the token sequences of `params.bad_words`."""
-        if params.seed is not None:
-            seed = params.seed % 2**64
-        else:
-            seed = derive_seed(self._root, self._drawn)
-            self._drawn += 1
-        return SamplingState(
-            params=params,
-            prompt_token_ids=prompt_token_ids,
-            output_token_ids=output_token_ids,
-            seed=seed,
-            branch=branch,
-            eos_token_ids=self._eos_token_ids,
-            bad_words=tuple(tuple(word) for word in bad_words),
-        )
 
     @torch.no_grad()
     def sample(self, logits: Tensor, rows: Sequence[SamplingState]) -> SampledTokens:

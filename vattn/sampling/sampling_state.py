@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from vattn.params import SamplingParams
-from vattn.sampling.penalties import TokenCounts
+from vattn.sampling.philox import derive_seed
+from vattn.sampling.token_counts import TokenCounts
 
 
 @dataclass(eq=False, slots=True)
 class SamplingState:
-    """A request's sampling state; made by `Sampler.new_state`. It outlives preemption.
+    """A request's sampling state; made by `SamplingStates.new_state`. It outlives preemption.
 
     The engine appends every accepted token to `output_token_ids`, the list object given here; nothing
     else needs telling. Equality is identity.
@@ -54,3 +55,41 @@ class SamplingState:
             prompt = self.prompt_token_ids if self.params.repetition_penalty != 1.0 else ()
             self._counts = TokenCounts([token for token in prompt if 0 <= token < vocab_size])
         return self._counts
+
+
+class SamplingStates:
+    """Makes the states of an engine's requests.
+
+    `seed` is the root from which requests without a seed get theirs, in order of `new_state`;
+    `eos_token_ids` are the model's. Not thread-safe.
+    """
+
+    def __init__(self, *, seed: int = 0, eos_token_ids: Iterable[int] = ()) -> None:
+        self._root = seed % 2**64
+        self._drawn = 0
+        self._eos_token_ids = frozenset(eos_token_ids)
+
+    def new_state(
+        self,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        *,
+        bad_words: Iterable[Sequence[int]] = (),
+        branch: int = 0,
+    ) -> SamplingState:
+        """State of a new request. `bad_words` are the token sequences of `params.bad_words`."""
+        if params.seed is not None:
+            seed = params.seed % 2**64
+        else:
+            seed = derive_seed(self._root, self._drawn)
+            self._drawn += 1
+        return SamplingState(
+            params=params,
+            prompt_token_ids=prompt_token_ids,
+            output_token_ids=output_token_ids,
+            seed=seed,
+            branch=branch,
+            eos_token_ids=self._eos_token_ids,
+            bad_words=tuple(tuple(word) for word in bad_words),
+        )

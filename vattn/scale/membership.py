@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from vattn.engine.listener import StepListener
 from vattn.scale.coordinator import Coordinator, default_path
 from vattn.scale.member import Member, Report, smallest_budget
 
@@ -36,8 +37,23 @@ def join(
         resize=resize,
         report=lambda: Report(engine.kv.usage().in_use, status(engine)),
     )
-    engine.watch.beat, engine.watch.rest = member.beat, member.rest
+    engine.listeners.append(_Beat(engine, member))
     return member
+
+
+class _Beat(StepListener):
+    """Has a member follow the file between two steps."""
+
+    def __init__(self, engine: Engine, member: Member) -> None:
+        self._engine = engine
+        self._member = member
+
+    def step_begins(self) -> None:
+        self._member.beat()
+
+    def step_ended(self, failed: bool) -> None:
+        if not self._engine.scheduler.has_work:
+            self._member.rest()
 
 
 def device_key(device: torch.device) -> str:

@@ -44,7 +44,7 @@ def test_tokens_equal_transformers(name: str, backend: str, enforce_eager: bool)
     ) as llm:
         outputs = llm.generate(prompts, [replace(GREEDY, max_tokens=n) for n in lengths], use_tqdm=False)
         assert [o.outputs[0].token_ids for o in outputs] == expected
-        graphs = llm.engine.pipeline.runner.graphs
+        graphs = llm.runner.graphs
         assert (graphs is None) == enforce_eager
         if graphs is not None:
             assert set(graphs._graphs) == {1, 2, 4}, "a batch of 3 decodes in a graph of 4"

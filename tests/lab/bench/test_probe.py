@@ -115,7 +115,7 @@ def test_the_probe_changes_no_token(loaded: LoadedModel) -> None:
     def tokens(probed: bool) -> list[list[int]]:
         with LLM(loaded, kv_backend="virtual", **LIMITS) as llm:  # type: ignore[arg-type]
             if probed:
-                Probe(llm.engine, time.perf_counter())
+                Probe(llm, time.perf_counter())
             return [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
 
     assert tokens(True) == tokens(False)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.engine.engines import stepped
 from tests.lab.doctor.cases import measured_record, requests, tiny
 from vattn import LLM, SamplingParams
 from vattn.cli import app
@@ -72,9 +73,9 @@ def test_a_running_engine_with_a_full_cache() -> None:
     ) as llm:
         for i in range(12):
             params = SamplingParams(max_tokens=64, ignore_eos=True, detokenize=False)
-            llm.engine.add_request(str(i), list(range(3, 51)), params)
+            stepped(llm).add_request(str(i), list(range(3, 51)), params)
         for _ in range(30):
-            llm.engine.step()
+            stepped(llm).step()
         [diagnosis] = diagnose_record(json.loads(json.dumps(llm.snapshot())))
     assert diagnosis.verdict == "memory"
     assert "cache-full" in {finding.rule for finding in diagnosis.findings}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.engine.engines import BACKENDS as ENGINES
-from tests.engine.engines import kv_shape, make_llm, random_prompts
+from tests.engine.engines import kv_shape, make_llm, random_prompts, stepped
 from tests.kv.caches import BACKENDS, GRANULARITY, MAX_TOKENS, SHAPE, make_cache
 from tests.models.tiny import VOCAB
 from vattn import SamplingParams
@@ -124,12 +124,12 @@ def test_maps_add_up_at_every_step_of_an_engine_under_pressure(backend: str) -> 
     ) as llm:  # fmt: skip
         for i, own in enumerate(rest):
             params = SamplingParams(n=1 + i % 2, max_tokens=12 + i, temperature=1.0, ignore_eos=True, seed=i)
-            llm.engine.add_request(f"r{i}", topic + own if i % 3 else own, params)
+            stepped(llm).add_request(f"r{i}", topic + own if i % 3 else own, params)
         seen: set[PageState] = set()
         for step in range(1000):
             if not llm.engine.has_work:
                 break
-            llm.engine.step()
+            stepped(llm).step()
             if step in (6, 12):
                 llm.resize_kv_cache(budget * (2 if step == 12 else 1) * 2 // 3)
             page_map = llm.engine.kv.page_map()

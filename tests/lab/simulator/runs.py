@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.engine.engines import loaded, random_prompts
+from tests.engine.engines import loaded, random_prompts, stepped
 from vattn import LLM
 from vattn.config import KVCacheConfig, SchedulerConfig
 from vattn.kv.usage import MemoryUsage
@@ -81,13 +81,13 @@ def run_real(
     with tiny_llm(kv, limits, overlap) as llm:
         recorder = _Recorder()
         recorder.truth = StepTruth()
-        llm.engine.metrics = llm.engine.pipeline.metrics = recorder
+        llm.engine.metrics = recorder
         prompts = prompts or random_prompts(0, [p for p, _ in lengths], loaded("llama").spec.vocab_size)
         for i, (prompt, (_, output)) in enumerate(zip(prompts, lengths, strict=True)):
             params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True, detokenize=False)
-            llm.engine.add_request(f"r{i}", prompt, params)
+            stepped(llm).add_request(f"r{i}", prompt, params)
         while llm.engine.has_work:
-            llm.engine.step()
+            stepped(llm).step()
         return recorder.truth, llm.metrics()
 
 

@@ -8,14 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vattn.engine.service import DEFAULT_SERVICE
 from vattn.lab.bench.workload import WorkloadRequest
 from vattn.llm import LLM
 from vattn.metrics import EngineMetrics, RequestSummary
 from vattn.outputs import RequestOutput
 from vattn.params import BeamSearchParams, SamplingParams
+from vattn.prompts import TokenizedPrompt
+from vattn.session import Session
 
 Progress = Callable[[int, int], None]
 """Called with (output tokens so far, output tokens in all)."""
+
+PROGRESS_S = 0.2
+"""Between two reports of progress."""
 
 SHARING = (
     "rows_adopted",
@@ -95,22 +101,24 @@ def run_backend(
     turns, spoken = _turns(requests), {}
     total = sum(r.output_len * r.n for r in requests)
     started = time.perf_counter()
-    for index in list(turns):
-        if requests[index].session is None or index == min(turns[index]):
-            _send(llm, index, requests[index], requests[index].prompt_token_ids)
-            spoken[index] = requests[index].prompt_token_ids
     finished: dict[int, RequestOutput] = {}
-    while llm.engine.has_work:
-        for output in llm.engine.step():
-            index = int(output.request_id.removeprefix("w"))
-            finished[index] = output
-            follower = min((i for i in turns[index] if i > index), default=None)
-            if follower is not None and output.error is None:
-                said = [*spoken[index], *output.outputs[0].token_ids]
-                spoken[follower] = said + requests[follower].prompt_token_ids
-                _send(llm, follower, requests[follower], spoken[follower])
-        if progress is not None:
-            progress(llm.engine.metrics.output_tokens, total)
+    session, sent = llm.session(), dict[str, int]()
+    with session.lease:
+        first = [i for i in turns if requests[i].session is None or i == min(turns[i])]
+        spoken.update({i: requests[i].prompt_token_ids for i in first})
+        sent.update(_send(session, {i: (requests[i], spoken[i]) for i in first}))
+        while session.running:
+            for output in session.wait(PROGRESS_S):
+                index = sent[output.request_id]
+                finished[index] = output
+                follower = min((i for i in turns[index] if i > index), default=None)
+                if follower is not None and output.error is None:
+                    said = [*spoken[index], *output.outputs[0].token_ids]
+                    spoken[follower] = said + requests[follower].prompt_token_ids
+                    sent.update(_send(session, {follower: (requests[follower], spoken[follower])}))
+            if progress is not None:
+                progress(llm.engine.metrics.output_tokens, total)
+        session.leave()
     seconds = time.perf_counter() - started
     outputs = [finished[index] for index in sorted(finished)]
     return BackendResult(name, seconds, outputs, llm.metrics(), llm.describe_kv())
@@ -125,20 +133,27 @@ def _turns(requests: Sequence[WorkloadRequest]) -> dict[int, list[int]]:
     return {i: [i] if r.session is None else sessions[r.session] for i, r in enumerate(requests)}
 
 
-def _send(llm: LLM, index: int, request: WorkloadRequest, prompt: list[int]) -> None:
-    params: SamplingParams | BeamSearchParams
+def _send(session: Session, requests: dict[int, tuple[WorkloadRequest, list[int]]]) -> dict[str, int]:
+    """Send requests, by index, with these prompts; the indices by the engine's ids."""
+    ids = session.add(
+        [TokenizedPrompt(None, prompt) for _, prompt in requests.values()],
+        [_params(index, request) for index, (request, _) in requests.items()],
+        [DEFAULT_SERVICE] * len(requests),
+    )
+    return dict(zip(ids, requests, strict=True))
+
+
+def _params(index: int, request: WorkloadRequest) -> SamplingParams | BeamSearchParams:
     if request.beams:
-        params = BeamSearchParams(beam_width=request.n, max_tokens=request.output_len, ignore_eos=True)
-    else:
-        params = SamplingParams(
-            n=request.n,
-            temperature=0.0 if request.n == 1 else 1.0,
-            seed=index,
-            max_tokens=request.output_len,
-            ignore_eos=True,
-            detokenize=False,
-        )
-    llm.engine.add_request(f"w{index}", prompt, params)
+        return BeamSearchParams(beam_width=request.n, max_tokens=request.output_len, ignore_eos=True)
+    return SamplingParams(
+        n=request.n,
+        temperature=0.0 if request.n == 1 else 1.0,
+        seed=index,
+        max_tokens=request.output_len,
+        ignore_eos=True,
+        detokenize=False,
+    )
 
 
 def tokens_equal(results: Sequence[BackendResult]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from itertools import product
 from typing import Any
 
 from vattn.config import KVCacheConfig
+from vattn.engine.service import DEFAULT_SERVICE
 from vattn.errors import ConfigError
 from vattn.kv.factory import open_kv_driver
 from vattn.lab.bench.probe import Probe
@@ -18,7 +20,8 @@ from vattn.lab.bench.target import Finished, Inside, System, Target
 from vattn.llm import LLM
 from vattn.models.loader import LoadedModel
 from vattn.outputs import RequestOutput
-from vattn.params import BeamSearchParams, SamplingParams
+from vattn.params import BeamSearchParams, RequestOutputKind, SamplingParams
+from vattn.prompts import TokenizedPrompt
 from vattn.vmm.counter import CallCounter
 
 
@@ -49,7 +52,7 @@ def _staircase(llm: LLM) -> None:
     longest = llm.max_model_len - 16
     params = [_params(min(longest, 2 + i), 1) for i in range(width)]
     llm.generate([[1] * 16] * width, params, use_tqdm=False)
-    llm.engine.kv.reset_prefix_cache()
+    llm.reset_prefix_cache()
 
 
 def _params(output_len: int, n: int) -> SamplingParams:
@@ -59,7 +62,7 @@ def _params(output_len: int, n: int) -> SamplingParams:
         temperature=0.0 if n == 1 else 1.0,
         max_tokens=output_len,
         ignore_eos=True,
-        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
     )
 
 
@@ -67,17 +70,31 @@ def _beams(output_len: int, width: int) -> BeamSearchParams:
     return BeamSearchParams(beam_width=width, max_tokens=output_len, ignore_eos=True)
 
 
+@dataclass
+class _Running:
+    """A request on its way: its outputs' tokens so far, and when they came."""
+
+    name: str
+    beams: bool
+    token_ids: list[list[int]]
+    times: list[list[float]]
+
+
 class VattnTarget(Target):
-    """One engine for one run: what it did before does not show in its counters."""
+    """One engine for one run, driven as users drive it: streams, with their text.
+
+    What the engine did before does not show in its counters.
+    """
 
     def __init__(self, llm: LLM, driver: CallCounter) -> None:
         self.llm = llm
         self.driver = driver
         self.kv = llm.describe_kv()
+        self._session = llm.session()
+        self._session.keep()
         self._probe: Probe | None = None
         self._before: dict[str, Any] = {}
-        self._beams: set[str] = set()
-        """Requests that are beam searches."""
+        self._running: dict[str, _Running] = {}
 
     def clock(self) -> float:
         return time.perf_counter()
@@ -86,26 +103,49 @@ class VattnTarget(Target):
         self.driver.reset()
         self._before = self._totals()
         started = self.clock()
-        self._probe = Probe(self.llm.engine, started)
+        self._probe = Probe(self.llm, started)
         return started
 
     def submit(
         self, request_id: str, prompt_token_ids: list[int], output_len: int, n: int, beams: bool
     ) -> None:
         params = _params(output_len, n) if not beams else _beams(output_len, n)
-        if beams:
-            self._beams.add(request_id)
-        self.llm.engine.add_request(request_id, prompt_token_ids, params)
+        prompt = TokenizedPrompt(None, prompt_token_ids)
+        added = self._session.add([prompt], [params], [DEFAULT_SERVICE], stream=not beams, wait=False)
+        outputs = range(1 if beams else n)
+        self._running[added[0]] = _Running(request_id, beams, [[] for _ in outputs], [[] for _ in outputs])
 
     def advance(self, wait_s: float) -> list[Finished]:
-        if not self.llm.engine.has_work:
+        if not self._running:
             time.sleep(wait_s)
             return []
-        begun = time.perf_counter()
-        outputs = self.llm.engine.step()
-        assert self._probe is not None, "a run begins with start"
-        self._probe.log.took(time.perf_counter() - begun)
-        return [self._finished(output) for output in outputs if output.finished]
+        outputs = self._session.wait(None if math.isinf(wait_s) else wait_s, raises=False)
+        now = self.clock()
+        return [done for output in outputs if (done := self._take(output, now)) is not None]
+
+    def _take(self, output: RequestOutput, now: float) -> Finished | None:
+        """Enter what is new of a request; when it ends, what came of it."""
+        running = self._running[output.request_id]
+        if running.beams:  # all of them are told when the search is over
+            running.token_ids = [completion.token_ids for completion in output.outputs]
+            running.times = [[now] * len(ids) for ids in running.token_ids]
+        else:
+            for completion in output.outputs:
+                running.token_ids[completion.index] += completion.token_ids
+                running.times[completion.index] += [now] * len(completion.token_ids)
+        if not output.finished:
+            return None
+        del self._running[output.request_id]
+        return Finished(
+            running.name,
+            running.token_ids[0] if running.token_ids else [],
+            running.times,
+            finish_reason=output.outputs[0].finish_reason if output.outputs else "error",
+            error=output.error,
+            first_scheduled=output.metrics.first_scheduled_time,
+            cached_tokens=output.metrics.num_cached_tokens,
+            preemptions=output.metrics.num_preemptions,
+        )
 
     def inside(self) -> Inside:
         assert self._probe is not None, "a run begins with start"
@@ -120,26 +160,6 @@ class VattnTarget(Target):
             for kind, buckets in self.driver.histograms.items()
         }
         return Inside(counters, self._probe.finish())
-
-    def _finished(self, output: RequestOutput) -> Finished:
-        return Finished(
-            output.request_id,
-            output.outputs[0].token_ids,
-            self._times(output),
-            finish_reason=output.outputs[0].finish_reason,
-            error=output.error,
-            first_scheduled=output.metrics.first_scheduled_time,
-            cached_tokens=output.metrics.num_cached_tokens,
-            preemptions=output.metrics.num_preemptions,
-        )
-
-    def _times(self, output: RequestOutput) -> list[list[float]]:
-        """When the tokens came; a beam search tells all of them when it is over."""
-        assert self._probe is not None
-        if output.request_id not in self._beams:
-            return self._probe.times_of(output)
-        now = self.clock()
-        return [[now] * len(completion.token_ids) for completion in output.outputs]
 
     def _totals(self) -> dict[str, Any]:
         """Every counter of engine and cache that only ever rises."""

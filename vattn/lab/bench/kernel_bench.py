@@ -92,7 +92,7 @@ class _Step:
 
     def __init__(self, llm: LLM, context: int, batch: int, queries: int) -> None:
         spec = llm.loaded.spec
-        self._kv, self._attention = llm.engine.kv, llm.engine.pipeline.runner.attention
+        self._kv, self._attention = llm.engine.kv, llm.runner.attention
         self._layers, self._scale = spec.num_layers, spec.head_dim**-0.5
         self._device = next(llm.loaded.model.parameters()).device
         generator = torch.Generator().manual_seed(0)

@@ -1,41 +1,35 @@
-"""How long attention takes: a wrapper around the engine's own, for measured runs only."""
+"""How long attention takes, in measured runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vattn.attention.base import AttentionBackend, StepAttention
-from vattn.kv.base import KVCache
+from vattn.attention.base import StepAttention, StepTimer
 
 Report = Callable[[int, float], None]
 """Receives (step, seconds)."""
 
 
-class TimedAttention(AttentionBackend):
+class AttentionTimer(StepTimer):
     """Times every layer's call, storing K and V included.
 
     On a CPU with the clock; on CUDA with events, which are read when the run is over, so that nothing waits
     for the device. Decodes from captured graphs do not pass here and stay untimed.
     """
 
-    def __init__(self, inner: AttentionBackend, device: torch.device) -> None:
-        self.inner = inner
+    def __init__(self, device: torch.device) -> None:
         self.step = 0
         """Number of the step whose calls come next."""
         self._cuda = device.type == "cuda"
         self._seconds: dict[int, float] = {}
         self._events: list[tuple[int, torch.cuda.Event, torch.cuda.Event]] = []
 
-    def check(self, kv: KVCache, device: torch.device) -> None:
-        self.inner.check(kv, device)
-
-    def plan(self, inputs: Any) -> StepAttention:
-        return _TimedStep(self, self.inner.plan(inputs))
+    def timed(self, step: StepAttention) -> StepAttention:
+        return _TimedStep(self, step)
 
     def report(self, to: Report) -> None:
         """Hand over every step's time, once; waits for the device."""
@@ -65,7 +59,7 @@ class TimedAttention(AttentionBackend):
 
 
 class _TimedStep:
-    def __init__(self, timer: TimedAttention, inner: StepAttention) -> None:
+    def __init__(self, timer: AttentionTimer, inner: StepAttention) -> None:
         self._timer, self._inner = timer, inner
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

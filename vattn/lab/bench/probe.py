@@ -1,77 +1,68 @@
-"""Watch an engine from inside: a pipeline that writes down every step and every token."""
+"""Look into an engine while it works: a listener that writes down every step."""
 
 from __future__ import annotations
 
 from time import perf_counter
 
-from vattn.engine.engine import Engine
-from vattn.engine.pipeline import InFlight, NewToken, Pipeline
+from vattn.engine.listener import StepListener
 from vattn.engine.scheduler import Batch
-from vattn.lab.bench.kernel_time import TimedAttention
+from vattn.lab.bench.kernel_time import AttentionTimer
 from vattn.lab.bench.steps import StepLog
-from vattn.outputs import RequestOutput
+from vattn.llm import LLM
 
 
-class Probe(Pipeline):
-    """Stands in for an engine's pipeline, does the same, and keeps the books.
+class Probe(StepListener):
+    """Listens to an engine from `start`, a moment on `perf_counter`'s clock, until `finish`."""
 
-    `start` is the moment, on `perf_counter`'s clock, that the log's times count from.
-    """
-
-    def __init__(self, engine: Engine, start: float) -> None:
-        inner = engine.pipeline
-        super().__init__(inner.scheduler, inner.kv, inner.runner, inner.sampler, inner.metrics)
+    def __init__(self, llm: LLM, start: float) -> None:
+        engine = llm.engine
         self.start = start
         self.log = StepLog()
-        self.token_times: dict[str, list[float]] = {}
-        """By request, when each of its tokens was known to the host, on `perf_counter`'s clock."""
         self.recomputed_tokens = 0
         """Tokens computed although they had been before: the price of preemption."""
+        self._scheduler, self._kv = engine.scheduler, engine.kv
         self._furthest: dict[str, int] = {}
-        self._preemptions = inner.scheduler.num_preemptions
-        self._stall = inner.kv.stats().map_stall_seconds
-        self._attention = TimedAttention(self.runner.attention, self.runner.device)
-        self.runner.attention = self._attention
-        engine.pipeline = self
+        self._preemptions = engine.scheduler.num_preemptions
+        self._stall = engine.kv.stats().map_stall_seconds
+        self._runner = llm.runner
+        self._timer = AttentionTimer(self._runner.device)
+        self._runner.timer = self._timer
+        self._begun = self._entered = 0.0
+        self._stop = llm.listen(self)
 
-    def launch(self, batch: Batch, previous: InFlight | None) -> InFlight:
-        begun = perf_counter()
-        chunks = [(item.request.request_id, item.request.num_computed, item.length) for item in batch.items]
-        decodes = sum(item.length == 1 and item.samples for item in batch.items)
-        self._attention.step = len(self.log)
-        flight = super().launch(batch, previous)
-        for request_id, first, length in chunks:
-            furthest = self._furthest.get(request_id, 0)
+    def step_begins(self) -> None:
+        self._entered = perf_counter()
+
+    def scheduled(self, batch: Batch) -> None:
+        self._begun = perf_counter()
+        self._timer.step = len(self.log)
+        for request, length in batch.items:
+            first = request.num_computed
+            furthest = self._furthest.get(request.request_id, 0)
             self.recomputed_tokens += max(0, min(first + length, furthest) - first)
-            self._furthest[request_id] = max(furthest, first + length)
-        stall, preemptions = self.kv.stats().map_stall_seconds, self.scheduler.num_preemptions
+            self._furthest[request.request_id] = max(furthest, first + length)
+        self._decodes = sum(item.length == 1 and item.samples for item in batch.items)
+
+    def launched(self, batch: Batch) -> None:
+        stall, preemptions = self._kv.stats().map_stall_seconds, self._scheduler.num_preemptions
         self.log.add(
-            time_s=begun - self.start,
+            time_s=self._begun - self.start,
             tokens=batch.num_tokens,
-            decodes=decodes,
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
-            usage=self.kv.usage(),
+            decodes=self._decodes,
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            usage=self._kv.usage(),
             preemptions=preemptions - self._preemptions,
             map_stall_s=stall - self._stall,
         )
         self._stall, self._preemptions = stall, preemptions
-        return flight
 
-    def settle(self, flight: InFlight) -> list[NewToken]:
-        news = super().settle(flight)
-        now = perf_counter()
-        for new in news:
-            if new.token >= 0:
-                self.token_times.setdefault(new.request.request_id, []).append(now)
-        return news
-
-    def times_of(self, output: RequestOutput) -> list[list[float]]:
-        """When the tokens of each of a finished request's outputs came. Branch k of request r is `r#k`."""
-        first, count = output.request_id, len(output.outputs)
-        return [self.token_times.pop(f"{first}#{k}" if k else first, []) for k in range(count)]
+    def step_ended(self, failed: bool) -> None:
+        self.log.took(perf_counter() - self._entered)
 
     def finish(self) -> StepLog:
         """The complete log, kernel times included."""
-        self._attention.report(self.log.attended)
+        self._stop()
+        self._runner.timer = None
+        self._timer.report(self.log.attended)
         return self.log

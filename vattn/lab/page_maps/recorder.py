@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from vattn.engine.listener import StepListener
 from vattn.errors import ConfigError
 from vattn.kv.page_map import PageMap, PageState
 from vattn.units import nbytes
@@ -95,7 +96,7 @@ class Recording:
         return Recording(header, frames)
 
 
-class PageMapRecorder:
+class PageMapRecorder(StepListener):
     """Samples an engine's page map after every `every`-th step, from creation to `close`.
 
     No more than `max_frames` are kept: then every second one goes, and half as many are taken. Drawing a map
@@ -121,7 +122,7 @@ class PageMapRecorder:
         self.recording = Recording.of(engine.kv.page_map())
         self.recording.frames.clear()
         self.sample()
-        engine.watch.on_step.append(self._stepped)
+        engine.listeners.append(self)
 
     def sample(self) -> None:
         """Record this moment."""
@@ -137,15 +138,17 @@ class PageMapRecorder:
             del self.recording.frames[1::2]
             self._every *= 2
 
-    def _stepped(self) -> None:
+    def step_ended(self, failed: bool) -> None:
+        if failed:
+            return
         self._steps += 1
         if self._steps % self._every == 0:
             self.sample()
 
     def close(self) -> None:
         """Record how it ends, and stop. Idempotent."""
-        if self._stepped in self._engine.watch.on_step:
-            self._engine.watch.on_step.remove(self._stepped)
+        if self in self._engine.listeners:
+            self._engine.listeners.remove(self)
             if self._steps > self.recording.frames[-1]["step"]:
                 self.sample()
 

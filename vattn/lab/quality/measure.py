@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vattn.engine.batch import PackedBatch
+from vattn.engine.packing import PackedBatch
 from vattn.errors import CapacityError
 from vattn.kv.base import Chunk
 from vattn.llm import LLM
@@ -80,7 +80,7 @@ def forced_logits(llm: LLM, token_ids: Sequence[int], chunk: int = CHUNK) -> Gen
 
     Nobody else may use the engine meanwhile. Raises CapacityError if its cache can't hold them.
     """
-    kv, runner = llm.engine.kv, llm.engine.pipeline.runner
+    kv, runner = llm.engine.kv, llm.runner
     request_id = "forced"
     if kv.attach(request_id, token_ids) is None:
         raise CapacityError(
@@ -116,7 +116,7 @@ def measure(
     everyone = [reference, *engines]
     collected = [_Positions() for _ in everyone]
     for ids in texts:
-        follow = torch.tensor(ids[1:], device=reference.engine.pipeline.runner.device)
+        follow = torch.tensor(ids[1:], device=reference.runner.device)
         with ExitStack() as stack:
             steps = [stack.enter_context(closing(forced_logits(llm, ids, chunk))) for llm in everyone]
             for first, logits in zip(range(0, len(ids), chunk), zip(*steps, strict=True), strict=True):

@@ -39,7 +39,6 @@ class SimulatedRequest(Request):
         self.arrival = index
         self.plan = index
         """Which request of the workload it is."""
-        self.prompt = None
         self.prompt_len = prompt_len
         self.max_tokens = output_len
         self.service = DEFAULT_SERVICE

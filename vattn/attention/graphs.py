@@ -16,18 +16,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vattn.attention.base import AttentionBackend
+from vattn.attention.base import StepAttention
 from vattn.attention.device import DeviceInputs, places
-from vattn.attention.triton import TritonAttention, TritonStep
-from vattn.engine.batch import PackedBatch
 from vattn.kernels.split import SplitBuffers, SplitPlan
-from vattn.kv.base import AttentionInputs, KVCache
+from vattn.kv.base import AttentionInputs
 
 MAX_SPLITS = 16
 """Splits a graph's grid allows each request, for a batch of one; larger batches fill the device without."""
@@ -37,6 +35,43 @@ def padded_sizes(largest: int) -> list[int]:
     """Batch sizes to capture: 1, 2, 4, 8, then every 8 up to 64 and every 16 beyond; at most `largest`."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, largest, 16)]
     return [size for size in sizes if size < largest] + [largest]
+
+
+class PackedTokens(Protocol):
+    """A step's tokens on the host."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """`[T]`; 0 where the token is pending."""
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """`[T]`."""
+
+    @property
+    def pending(self) -> Sequence[tuple[int, int]]:
+        """(index in the tokens, row in the step in flight) of pending tokens."""
+
+
+class Capturable(Protocol):
+    """Attention made of kernels whose launches can be captured."""
+
+    @property
+    def programs(self) -> int:
+        """Programs the device runs at a time."""
+
+    def split_plan(self, seq_lens: list[int], kv_heads: int, num_splits: int | None = None) -> SplitPlan:
+        """How to split long requests of a step."""
+
+    def graph_step(
+        self,
+        kv: Tensor,
+        scales: Tensor | None,
+        inputs: DeviceInputs,
+        plan: SplitPlan,
+        splits: SplitBuffers | None,
+    ) -> StepAttention:
+        """A step that reads everything from `inputs` and `splits`, whose contents may change."""
 
 
 class Capture(ABC):
@@ -80,24 +115,6 @@ class EagerCapture(Capture):
         return forward
 
 
-def create_graphs(
-    model: nn.Module, attention: AttentionBackend, kv: KVCache, *, num_heads: int, max_batch: int
-) -> DecodeGraphs | None:
-    """Graphs for this attention and memory, or None where attention is not made of capturable kernels."""
-    if not isinstance(attention, TritonAttention):
-        return None
-    return DecodeGraphs(
-        model,
-        attention,
-        kv.tensor,
-        kv.scales,
-        num_heads=num_heads,
-        max_batch=max_batch,
-        place_width=kv.table_width,
-        capture=CudaGraphCapture() if kv.tensor.is_cuda else EagerCapture(),
-    )
-
-
 class _Graph(NamedTuple):
     replay: Callable[[], Tensor]
     splits: SplitBuffers | None
@@ -112,7 +129,7 @@ class DecodeGraphs:
     def __init__(
         self,
         model: nn.Module,
-        attention: TritonAttention,
+        attention: Capturable,
         kv: Tensor,
         scales: Tensor | None,
         *,
@@ -144,7 +161,7 @@ class DecodeGraphs:
         """True for a step of decodes alone, not larger than the largest graph."""
         return inputs.decode_only and 0 < len(inputs.seq_lens) <= self.sizes[-1]
 
-    def run(self, packed: PackedBatch, inputs: AttentionInputs, last_tokens: Tensor | None) -> Tensor:
+    def run(self, packed: PackedTokens, inputs: AttentionInputs, last_tokens: Tensor | None) -> Tensor:
         """Logits `[B, vocab]` of a step that `fits`; they stay valid until the next call."""
         size = self.sizes[bisect_left(self.sizes, len(inputs.seq_lens))]
         graph = self._graphs.get(size)
@@ -175,7 +192,7 @@ class DecodeGraphs:
             cu_seqlens=self._seq_lens[:1],
             places=self._places[:size],
         )
-        step = TritonStep(self.attention, self.kv, self.scales, inputs, plan, splits)
+        step = self.attention.graph_step(self.kv, self.scales, inputs, plan, splits)
 
         def forward() -> Tensor:
             with torch.autocast(self.kv.device.type, enabled=False):
@@ -191,7 +208,7 @@ class DecodeGraphs:
         return _Graph(self.capture.record(forward), splits)
 
     def _fill(
-        self, size: int, packed: PackedBatch, inputs: AttentionInputs, last_tokens: Tensor | None
+        self, size: int, packed: PackedTokens, inputs: AttentionInputs, last_tokens: Tensor | None
     ) -> None:
         """Write a step into the buffers; rows behind it become padding."""
         n = len(inputs.seq_lens)
