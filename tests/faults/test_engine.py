@@ -56,7 +56,12 @@ ANY = tuple(requests())
 POINTS = [
     Point("pages are short", PagePool, "acquire", (V, "virtual-overlap"), None),
     Point(
-        "pages raise", PagePool, "acquire", (V, "virtual-per_layer", "virtual-overlap"), MemoryError, fails=ANY
+        "pages raise",
+        PagePool,
+        "acquire",
+        (V, "virtual-per_layer", "virtual-overlap"),
+        MemoryError,
+        fails=ANY,
     ),
     Point("moving to memory of another size", TensorMemory, "move", (P, S), every=3),
     Point("host memory", SwapSpace, "_to_host", (V, P, S), MemoryError, 2),
