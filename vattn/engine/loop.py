@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
 import weakref
 from collections import deque
@@ -27,6 +26,7 @@ from vattn.engine.service import Service
 from vattn.errors import RequestError, StepError
 from vattn.outputs import RequestMetrics
 from vattn.params import BeamSearchParams, SamplingParams
+from vattn.vmm.owner import OwnerProcess
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ class EngineLoop:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._process = os.getpid()
+        self.owner = OwnerProcess("LLM")
+        """A forked child has the loop, but not its thread."""
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition(threading.Lock())
         self._ids = itertools.count()
@@ -66,7 +67,7 @@ class EngineLoop:
 
         Raises RequestError when the engine is closed.
         """
-        self._require_own()
+        self.owner.require()
         if self.is_current:
             return command()
         future: Future[T] = Future()
@@ -85,7 +86,7 @@ class EngineLoop:
 
     def look(self, command: Callable[[], T]) -> T:
         """`call`, also when the engine is closed: there is nothing then that could change meanwhile."""
-        self._require_own()
+        self.owner.require()
         if self._stopping and not self.is_current:
             self._thread.join()
             return command()
@@ -114,7 +115,7 @@ class EngineLoop:
             except Exception as error:
                 refuse(error)
 
-        self._require_own()
+        self.owner.require()
         self._send(add, lambda: refuse(RequestError("the engine is closed")))
         return ids
 
@@ -144,18 +145,6 @@ class EngineLoop:
     def is_current(self) -> bool:
         """True in the engine's thread."""
         return threading.current_thread() is self._thread
-
-    @property
-    def own(self) -> bool:
-        """False in a process that was forked from the loop's: the thread is not there."""
-        return os.getpid() == self._process
-
-    def _require_own(self) -> None:
-        if not self.own:
-            raise RequestError(
-                f"this engine belongs to process {self._process}, from which this one was forked: its memory "
-                "is shared with it; make an engine here"
-            )
 
     def _send(self, command: Callable[[], None], refuse: Callable[[], None]) -> None:
         with self._wake:

@@ -146,7 +146,7 @@ class EngineStack:
 
         In a process that only inherited it, nothing is touched: all of it is the parent's.
         """
-        if not self.loop.own:
+        if not self.loop.owner.here:
             return
         if self.loop.is_current:  # the garbage collector chose this thread: nothing may change inside a step
             self.loop.stop(then=self._release)
