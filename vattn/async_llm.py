@@ -45,34 +45,22 @@ class AsyncLLM:
     # ------------------------------------------------------------------ generate
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Sequence[Message],
         sampling_params: SamplingParams | BeamSearchParams | None = None,
-        *,
-        priority: int = 0,
-        tenant: str = DEFAULT_TENANT,
-        timeout_s: float | None = None,
-    ) -> AsyncIterator[RequestOutput]:
-        """Yield the request as it stands after each of its tokens (`SamplingParams.output_kind`).
-
-        The last output is finished. Leaving the loop, `aclose` and the task's cancellation abort the request.
-        Raises RequestError, CapacityError or QueueFull when it is refused, StepError when its step failed.
-        """
-        tokenized = await asyncio.to_thread(self.llm.read_prompt, prompt)
-        async for output in self._run(tokenized, sampling_params, Service(priority, tenant, timeout_s)):
-            yield output
-
-    async def chat(
-        self,
-        messages: Sequence[Message],
-        sampling_params: SamplingParams | None = None,
         *,
         priority: int = 0,
         tenant: str = DEFAULT_TENANT,
         timeout_s: float | None = None,
         **template: Any,
     ) -> AsyncIterator[RequestOutput]:
-        """`generate` for a conversation. `template`: those arguments of `LLM.chat` that its template gets."""
-        tokenized = await asyncio.to_thread(self.llm.read_chat, messages, **template)
+        """Yield the request as it stands after each of its tokens (`SamplingParams.output_kind`).
+
+        `prompt`: a prompt, or a conversation; then `template` are those arguments of `LLM.chat` that its
+        template gets. The last output is finished. Leaving the loop, `aclose` and the task's cancellation
+        abort the request.
+        Raises RequestError, CapacityError or QueueFull when it is refused, StepError when its step failed.
+        """
+        tokenized = await asyncio.to_thread(self.llm.read_prompt, prompt, **template)
         async for output in self._run(tokenized, sampling_params, Service(priority, tenant, timeout_s)):
             yield output
 

@@ -25,6 +25,17 @@ _LONGEST = 400
 """Characters of a template's error that are shown; some contain the whole conversation."""
 
 
+def is_conversation(prompt: object) -> bool:
+    """Whether this is a list of messages, not a prompt."""
+    return (
+        isinstance(prompt, Sequence)
+        and not isinstance(prompt, (str, bytes))
+        and bool(prompt)
+        and isinstance(prompt[0], Mapping)
+        and "role" in prompt[0]
+    )
+
+
 class ChatReader:
     """Reads conversations for one model."""
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
-from vattn.chat import ChatReader, Message
+from vattn.chat import ChatReader, Message, is_conversation
 from vattn.checks import flag, text, whole
 from vattn.config import (
     DEFAULT_SWAP_BYTES,
@@ -30,7 +30,7 @@ from vattn.engine.runner import Runner
 from vattn.engine.service import DEFAULT_TENANT, Service
 from vattn.engine.stack import EngineStack
 from vattn.engine.torch_executor import TorchExecutor
-from vattn.errors import ConfigError
+from vattn.errors import ConfigError, RequestError
 from vattn.kv.ranges import KVRanges
 from vattn.kv.usage import MemoryUsage
 from vattn.metrics import EngineMetrics
@@ -40,6 +40,8 @@ from vattn.params import BeamSearchParams, SamplingParams, each_params
 from vattn.prompts import Prompt, PromptReader, TokenizedPrompt
 from vattn.session import OutputStream, Session, run_all
 from vattn.vmm.driver import Driver
+
+C = TypeVar("C", KVCacheConfig, SchedulerConfig)
 
 
 class LLM:
@@ -51,6 +53,8 @@ class LLM:
             (weights may be shared by several engines, also those of `load_model(a model in memory)`).
         tokenizer: where the model brings none, or another one: a name, a folder, a transformers tokenizer
             or a `tokenizers.Tokenizer`.
+        kv_config, scheduler_config: a whole `KVCacheConfig` or `SchedulerConfig`, instead of the single
+            options below that they have.
         kv_backend: `"virtual"`, `"paged"` or `"static"`: who maps the KV cache.
         kv_layout: `"interleaved"`, `"per_layer"` or `"auto"`; of `virtual` and `static`.
         page_bytes: physical page of `virtual`; a multiple of the driver's granularity.
@@ -99,6 +103,8 @@ class LLM:
         model: str | Path | torch.nn.Module | LoadedModel,
         *,
         tokenizer: Any | None = None,
+        kv_config: KVCacheConfig | None = None,
+        scheduler_config: SchedulerConfig | None = None,
         kv_backend: KVBackend = "virtual",
         kv_layout: LayoutName = "auto",
         page_bytes: int | None = None,
@@ -147,30 +153,39 @@ class LLM:
             trust_remote_code=trust_remote_code,
         )
         seed, max_model_len = int(seed), None if max_model_len is None else int(max_model_len)
+        how = scheduler_config.preemption if isinstance(scheduler_config, SchedulerConfig) else preemption
         if swap_space_bytes is None:
-            recomputed = isinstance(preemption, str) and preemption == "recompute"
+            recomputed = isinstance(how, str) and how == "recompute"
             swap_space_bytes = 0 if recomputed else DEFAULT_SWAP_BYTES
-        self.kv_config = KVCacheConfig(
-            backend=kv_backend,
-            layout=kv_layout,
-            page_bytes=page_bytes,
-            block_size=block_size,
-            memory_bytes=kv_cache_memory_bytes,
-            gpu_memory_utilization=gpu_memory_utilization,
-            background_mapping=background_mapping,
-            dtype=kv_cache_dtype,
-            scales=kv_scales,  # type: ignore[arg-type]
-            prefix_caching=enable_prefix_caching,
-            swap_space_bytes=swap_space_bytes,
+        self.kv_config = _one_of(
+            kv_config,
+            KVCacheConfig(
+                backend=kv_backend,
+                layout=kv_layout,
+                page_bytes=page_bytes,
+                block_size=block_size,
+                memory_bytes=kv_cache_memory_bytes,
+                gpu_memory_utilization=gpu_memory_utilization,
+                background_mapping=background_mapping,
+                dtype=kv_cache_dtype,
+                scales=kv_scales,  # type: ignore[arg-type]
+                prefix_caching=enable_prefix_caching,
+                swap_space_bytes=swap_space_bytes,
+            ),
+            KVCacheConfig(swap_space_bytes=swap_space_bytes),
         )
-        self.scheduler_config = SchedulerConfig(
-            max_num_seqs,
-            max_num_batched_tokens,
-            policy=scheduling_policy,
-            priority_ageing_tokens=priority_ageing_tokens,
-            fair_shares={} if fair_shares is None else fair_shares,
-            max_waiting=max_waiting,
-            preemption=preemption,
+        self.scheduler_config = _one_of(
+            scheduler_config,
+            SchedulerConfig(
+                max_num_seqs,
+                max_num_batched_tokens,
+                policy=scheduling_policy,
+                priority_ageing_tokens=priority_ageing_tokens,
+                fair_shares={} if fair_shares is None else fair_shares,
+                max_waiting=max_waiting,
+                preemption=preemption,
+            ),
+            SchedulerConfig(64, 512),
         )
         if isinstance(model, LoadedModel):
             if not (isinstance(device, str) and isinstance(dtype, str) and device == dtype == "auto"):
@@ -313,19 +328,24 @@ class LLM:
 
     def stream(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Sequence[Message],
         sampling_params: SamplingParams | None = None,
         *,
         priority: int = 0,
         tenant: str = DEFAULT_TENANT,
         timeout_s: float | None = None,
+        **template: Any,
     ) -> OutputStream:
         """Iterate over the request as it stands after each of its tokens, the last time finished.
 
+        `prompt`: a prompt, or a conversation; then `template` are those arguments of `chat` that its template
+        gets. `SamplingParams.output_kind="delta"`: each output holds what is new.
+
         The request is accepted (or refused with RequestError or QueueFull) at once; leaving or closing
-        the stream early aborts it. The other arguments are those of `generate`.
+        the stream early aborts it. Tokens are computed whether they are read or not. The other arguments
+        are those of `generate`.
         """
-        tokenized = self._prompts.read(prompt)
+        tokenized = self.read_prompt(prompt, **template)
         params = each_params(sampling_params, 1)
         service = Service(priority, tenant, timeout_s)
         return OutputStream(self.session(), tokenized, params[0], service, self)
@@ -337,14 +357,17 @@ class LLM:
         """
         return self.loop.abort(text("request_id", request_id))
 
-    def read_prompt(self, prompt: Prompt) -> TokenizedPrompt:
-        """One prompt as token ids. Raises RequestError or CapacityError if it is refused."""
-        return self._prompts.read(prompt)
+    def read_prompt(self, prompt: Prompt | Sequence[Message], **template: Any) -> TokenizedPrompt:
+        """One prompt or conversation as token ids; `template`: arguments of `chat`, of a conversation.
 
-    def read_chat(self, messages: Sequence[Message], **template: Any) -> TokenizedPrompt:
-        """One conversation as token ids; `template`: as for `chat`. Raises RequestError."""
-        [prompt] = self._chats.read_all(messages, **template)
-        return prompt
+        Raises RequestError or CapacityError if it is refused.
+        """
+        if is_conversation(prompt):
+            [read] = self._chats.read_all(prompt, **template)
+            return read
+        if template:
+            raise RequestError(f"{', '.join(template)}: these are for conversations, and this is a prompt")
+        return self._prompts.read(prompt)
 
     def session(self) -> Session:
         """Several requests of one client, added and awaited as it likes."""
@@ -456,3 +479,14 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _one_of(config: C | None, options: C, defaults: C) -> C:
+    """A whole configuration or single options, not both. Raises ConfigError."""
+    if config is None:
+        return options
+    if not isinstance(config, type(options)):
+        raise ConfigError(f"this must be a {type(options).__name__}, not {type(config).__name__}")
+    if options != defaults:
+        raise ConfigError(f"give a {type(options).__name__} or its single options, not both")
+    return config

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.inputs.written import TEMPLATE, fast, make_llm, model
+from tests.names import name_of
 from vattn import LLM, SamplingParams
 from vattn.errors import RequestError
 
@@ -98,7 +99,7 @@ def test_a_message_that_calls_tools_needs_no_content(llm: LLM) -> None:
         ([5], "message 0 must be a dict with 'role' and 'content', got 5"),
         ([HELLO, "hello"], "a conversation is a list of messages, not 'hello'"),
     ],
-    ids=repr,
+    ids=name_of,
 )
 def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any, says: str) -> None:
     with pytest.raises(RequestError, match=says):
@@ -122,7 +123,7 @@ def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any, says: str) 
         (5, "chat_template must be text"),
         (b"{{ x }}", "chat_template must be text"),
     ],
-    ids=repr,
+    ids=name_of,
 )
 def test_what_a_template_raises_is_a_refusal_in_its_words(llm: LLM, template: Any, says: str) -> None:
     with pytest.raises(RequestError, match=re.escape(says)):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.inputs.written import VOCAB, make_llm
+from tests.names import name_of
 from vattn import LLM, SamplingParams
 from vattn.errors import CapacityError, RequestError, VattnError
 
@@ -62,7 +63,7 @@ class Token(IntEnum):
         [np.array(IDS)],
         np.array([IDS]),
     ],
-    ids=repr,
+    ids=name_of,
 )
 def test_token_ids_may_come_in_any_container_of_whole_numbers(llm: LLM, ids: Any) -> None:
     [output] = llm.generate(ids, GREEDY, use_tqdm=False)
@@ -117,7 +118,7 @@ def test_rows_of_an_array_are_prompts(llm: LLM) -> None:
         ({"prompt": "\udce9", "prompt_token_ids": [5]}, "'prompt' has '.udce9' at character 0"),
         ("", None),
     ],
-    ids=repr,
+    ids=name_of,
 )
 def test_what_is_no_prompt_is_refused_with_its_place(llm: LLM, prompt: Any, says: str | None) -> None:
     if says is None:  # no prompts, or a beginning-of-text token alone
