@@ -352,9 +352,12 @@ class Engine:
 
     def _tell_computed(self, batch: Batch) -> None:
         """Tell the cache what is written. What it can't enter now it is told with the next tokens."""
+        computed = self.kv.computed
         for request, _ in batch.items:
-            with suppress(*COPY_ERRORS):
-                self.kv.computed(request.request_id, request.token_ids, request.num_computed)
+            try:
+                computed(request.request_id, request.token_ids, request.num_computed)
+            except COPY_ERRORS:
+                continue
 
     def _count(self, batch: Batch) -> None:
         metrics, scheduler = self.metrics, self.scheduler

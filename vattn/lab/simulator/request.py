@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vattn.engine.deltas import BranchDelta
 from vattn.engine.request import Request, RequestStatus
 from vattn.engine.service import DEFAULT_SERVICE
-from vattn.outputs import RequestMetrics
+from vattn.outputs import RequestMetrics, TokenLogprobs
 from vattn.params import SamplingParams
+from vattn.sampling.detokenize import Finish
+from vattn.sampling.sampling_state import SamplingState
 
 _PARAMS = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False)
+_SAMPLING = SamplingState(_PARAMS, (), (), seed=0)
+_LENGTH = Finish("length")
 _ID_SPACE = 1 << 24  # more tokens than any request has
 
 
@@ -43,7 +48,9 @@ class SimulatedRequest(Request):
         self.max_tokens = output_len
         self.service = DEFAULT_SERVICE
         self.rank = (0, index)
+        self.stream = False
         self.params = _PARAMS
+        self.sampling = _SAMPLING
         self.metrics = RequestMetrics(arrival_s, num_prompt_tokens=prompt_len)
         self.num_computed = 0
         self.known = prompt_len
@@ -60,6 +67,8 @@ class SimulatedRequest(Request):
         self.last_step = -2
         self.salt = "" if shares else None
         self.group = None
+        self.prompt_logprobs = []
+        self._prompt_logprobs_reported = 0
         self._tokens: list[int] | None = None
         self._base = (index + 1) * _ID_SPACE
         self._own = prompt is None
@@ -77,14 +86,30 @@ class SimulatedRequest(Request):
         self._tokens = [*self.prompt_token_ids, *ids[self.prompt_len :]]
         return self._tokens
 
-    def settle(self) -> None:
-        """Its oldest pending token is known."""
-        if self._tokens is not None:
-            self._tokens.append(self._base + self.known)
-        self.known += 1
+    @property
+    def output_token_ids(self) -> list[int]:  # type: ignore[override]
+        """As many as there are."""
+        return range(self.known - self.prompt_len)  # type: ignore[return-value]
+
+    def add_pending(self, row: int) -> None:
+        self.pending_row = row
+        self.pending += 1
+
+    def settle_pending(self) -> None:
         self.pending -= 1
         if not self.pending:
             self.pending_row = None
+
+    def append(self, token: int, logprobs: TokenLogprobs | None) -> Finish | None:
+        """Its next token is known; which one is all the same."""
+        if self._tokens is not None:
+            self._tokens.append(self._base + self.known)
+        self.known += 1
+        return _LENGTH if self.known == self.total else None
+
+    def take_delta(self, index: int) -> BranchDelta | None:
+        """Nobody reads its tokens."""
+        return None
 
     @property
     def num_tokens(self) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vattn.config import KVCacheConfig, SchedulerConfig
-from vattn.engine.scheduler import Scheduler
+from vattn.engine.engine import Engine
+from vattn.engine.intake import Intake
 from vattn.errors import CapacityError, ConfigError
 from vattn.kv.factory import create_kv_cache
 from vattn.kv.layout import SCALE_BYTES, KVShape
@@ -15,6 +16,7 @@ from vattn.lab.bench.arrivals import Arrivals
 from vattn.lab.simulator.calibrate import Fit
 from vattn.lab.simulator.cost import CallSeconds, CostModel, Efficiency, Mapping, Roofline
 from vattn.lab.simulator.driver import PricedDriver
+from vattn.lab.simulator.executor import PricedExecutor
 from vattn.lab.simulator.gpus import Gpu
 from vattn.lab.simulator.simulator import Outcome, Simulator
 from vattn.lab.simulator.source import Plan, Source
@@ -173,26 +175,19 @@ def simulate(
     longest = config.max_model_len or kv.capacity_tokens
     _require_fitting(plans, longest)
     driver.collect()  # what setting up costs is no step's
-    scheduler = Scheduler(
-        kv, max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens
-    )
     cost = _cost(config, shape, tp)
-    simulator = Simulator(
-        scheduler,
-        kv,
-        cost,
-        Source(plans, arrivals, max_concurrency, shares_prefixes=kv.shares_prefixes),
-        overlap=config.overlap,
-        skip=skip,
-        calls=driver.collect,
-    )
+    executor = PricedExecutor(cost, driver.collect)
+    intake = Intake(vocab_size=config.model.vocab_size, max_model_len=longest)
+    engine = Engine(executor, kv, intake, limits, overlap=config.overlap)
+    source = Source(plans, arrivals, max_concurrency, shares_prefixes=kv.shares_prefixes)
+    simulator = Simulator(engine, executor, source, skip=skip)
     outcome = simulator.run(progress)
     stats = kv.stats()
     counters = {
         "steps": len(outcome.steps),
         "skipped_steps": outcome.skipped_steps,
         "computed_tokens": sum(outcome.steps.tokens),
-        "preemptions": scheduler.num_preemptions,
+        "preemptions": engine.scheduler.num_preemptions,
         "prefix_hit_tokens": stats.prefix_hit_tokens,
         "rows_adopted": stats.rows_adopted,
         "map_stall_s": sum(outcome.steps.map_stall_s),

@@ -1,6 +1,6 @@
 """Who sends what when, on the virtual clock; the rules of `vattn.lab.bench.load`.
 
-due ──> [ wait for a slot: max_concurrency ] ──> SimulatedRequest ──> scheduler
+due ──> [ wait for a slot: max_concurrency ] ──> SimulatedRequest ──> engine
  ^ next turn of a session, think time after the answer <────────────────┘
 """
 
@@ -115,6 +115,10 @@ class Source:
         request.plan = index
         self.sent.append(request)
         return request
+
+    def request(self, request_id: str) -> SimulatedRequest:
+        """The request of that id, which was sent."""
+        return self.sent[int(request_id.removeprefix("r"))]
 
     def ended(self, request: SimulatedRequest, now: float) -> None:
         """A request was answered (or failed) at `now`: its slot is free and its session goes on."""
