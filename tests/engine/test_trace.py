@@ -16,7 +16,7 @@ from vattn import LLM, SamplingParams
 from vattn.cli import app
 from vattn.engine.replay import replay
 from vattn.engine.service import Service
-from vattn.errors import ConfigError, QueueFull
+from vattn.errors import ConfigError, QueueFull, StepError
 
 TOKEN_BYTES = 3 * 2 * 2 * 16 * 4  # of the tiny llama
 LENGTHS = [5, 40, 17, 60, 33, 8, 50, 21, 70, 12]
@@ -152,6 +152,7 @@ def test_refusals_and_timeouts_are_logged(tmp_path: Path) -> None:
     events = read(path)
     assert [e["event"] for e in events] == [
         "header",
+        "begin",
         "refuse",
         "arrive",
         "arrive",
@@ -159,7 +160,7 @@ def test_refusals_and_timeouts_are_logged(tmp_path: Path) -> None:
         "timeout",
         "step",
     ]
-    assert (events[1]["waiting"], events[1]["max_waiting"]) == (2, 1)
+    assert (events[2]["waiting"], events[2]["max_waiting"]) == (2, 1)
     assert replay(path).divergence is None
 
 
@@ -185,7 +186,7 @@ def test_a_full_disk_ends_the_log_and_not_the_engine() -> None:
         ("", "header"),
         ('{"event": "step"}\n', "header"),
         ("not json\n", "line 1 is not JSON"),
-        ('{"event":"header","format":"vattn-trace-1","scheduler":{},"kv":{}}\n', "KV cache"),
+        ('{"event":"header","format":"vattn-trace-2","scheduler":{},"kv":{}}\n', "KV cache"),
         (b"\xff\xfe", "can't be read"),
     ],
 )

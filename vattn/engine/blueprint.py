@@ -67,10 +67,10 @@ def open_trace(
     return TraceWriter(path, {"version": __version__, "scheduler": asdict(limits), "kv": described})
 
 
-def rebuild_scheduler(header: dict[str, Any], kv: KVCache) -> Scheduler:
-    """The scheduler of a log's header, over `kv`. Raises ConfigError when it does not describe one."""
+def rebuild_limits(header: dict[str, Any]) -> SchedulerConfig:
+    """The scheduler's configuration in a log's header. Raises ConfigError when it is none."""
     try:
-        return create_scheduler(kv, SchedulerConfig(**header["scheduler"]))
+        return SchedulerConfig(**header["scheduler"])
     except (KeyError, TypeError) as error:
         raise ConfigError(f"the log's header does not describe a scheduler we know: {error}") from error
 

@@ -250,14 +250,16 @@ class Engine:
             self._settle(flight)
         generation = self.kv.generation
         try:
-            self.trace.resize(budget_bytes, self.scheduler.resize(budget_bytes))
-        except DriverError:
-            raise
-        except COPY_ERRORS as error:  # torch has not the memory
-            raise CapacityError(
+            preempted = self.scheduler.resize(budget_bytes)
+        except BaseException as error:
+            self.trace.resize_failed(budget_bytes, error)
+            if isinstance(error, DriverError) or not isinstance(error, COPY_ERRORS):
+                raise
+            raise CapacityError(  # torch has not the memory
                 f"the KV cache can't become {budget_bytes:,} bytes and stays at "
                 f"{self.kv.budget_bytes:,}: {error}; free memory on the device, or ask for less"
             ) from error
+        self.trace.resize(budget_bytes, preempted)
         if self.kv.generation != generation and budget_bytes:
             self.executor.cache_moved()
 

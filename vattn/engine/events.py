@@ -1,15 +1,18 @@
 """The event log: every decision of an engine, one JSON object a line, complete enough to be replayed.
 
-    {"event": "header", "format": "vattn-trace-1", "version": …, "scheduler": {limits …}, "kv": {…}}
+    {"event": "header", "format": "vattn-trace-2", "version": …, "scheduler": {limits …}, "kv": {…}}
+    {"event": "begin", "step": 0, "t": 0.0, "overlap": false}      steps launched before tokens are known?
     {"event": "arrive", "step": 0, "t": 0.01, "id": "0", "prompt": [token ids], "max_tokens": 16,
      "priority": 0, "tenant": "default", "timeout_s": null, "arrival": 0, "salt": "",
-     "beams": false}
+     "beams": false, "branches": 1}                                branches: outputs sampled from this prompt
     {"event": "refuse", …, "tenant": "a", "waiting": 12, "max_waiting": 8}
     {"event": "admit", …, "id": "0", "cached": 0}                  cached: tokens not to be computed
     {"event": "preempt", …, "id": "0", "reason": "memory", "by": "1", "how": "recompute"}
     {"event": "resize", …, "budget_bytes": 1048576}                behind those who yielded to it
+    {"event": "resize_failed", …, "budget_bytes": 1048576, "error": "…"}
     {"event": "reset", …}                                          all cached prefixes were forgotten
     {"event": "starve", …, "id": "0"}                              no memory although nothing runs
+    {"event": "fail", …, "id": "0", "error": "…"}                  its memory could not be had: it ends
     {"event": "step", …, "tokens": [["0", 7], …]}                  closes the decisions of that step
     {"event": "step_failed", …, "error": "…"}                      the step just scheduled has not happened
     {"event": "tokens", …, "tokens": [["0", 421], …]}              what was sampled: request, token id
@@ -30,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vattn.engine.groups import BeamGroup
+from vattn.engine.groups import BeamGroup, ParallelGroup
 from vattn.engine.request import Request
 from vattn.errors import ConfigError
 from vattn.outputs import FinishReason
@@ -39,12 +42,15 @@ if TYPE_CHECKING:
     from vattn.engine.engine import NewToken
     from vattn.engine.scheduler import Batch, Preempted
 
-FORMAT = "vattn-trace-1"
+FORMAT = "vattn-trace-2"
 _BUFFER = 1 << 16
 
 
 class EventLog:
     """What an engine tells about its decisions; this one forgets it all."""
+
+    def begin(self, overlap: bool) -> None:
+        """An engine begins; `overlap`: it launches a step before the last one's tokens are known."""
 
     def arrive(self, request: Request) -> None:
         """A request was accepted."""
@@ -60,6 +66,9 @@ class EventLog:
 
     def resize(self, budget_bytes: int, preempted: Sequence[Preempted]) -> None:
         """The cache has another budget; these requests yielded to it."""
+
+    def resize_failed(self, budget_bytes: int, error: BaseException) -> None:
+        """The cache keeps its budget; requests may have yielded all the same."""
 
     def step_failed(self, error: BaseException) -> None:
         """The step just decided on has not happened, or could not be decided."""
@@ -103,6 +112,9 @@ class TraceWriter(EventLog):
         self._flush()
 
     # ------------------------------------------------------------------ events
+    def begin(self, overlap: bool) -> None:
+        self._write("begin", overlap=overlap)
+
     def arrive(self, request: Request) -> None:
         service = request.service
         self._write(
@@ -116,6 +128,7 @@ class TraceWriter(EventLog):
             arrival=request.arrival,
             salt=request.salt,
             beams=isinstance(request.group, BeamGroup),
+            branches=len(request.group.branches) if isinstance(request.group, ParallelGroup) else 1,
         )
 
     def refuse(self, tenant: str, waiting: int, max_waiting: int) -> None:
@@ -128,6 +141,8 @@ class TraceWriter(EventLog):
             self._preempt(preempted)
         for request in batch.starved:
             self._write("starve", id=request.request_id)
+        for request, error in batch.failed:
+            self._write("fail", id=request.request_id, error=f"{type(error).__name__}: {error}")
         self._write("step", tokens=[(request.request_id, length) for request, length in batch.items])
         self._step += 1
 
@@ -138,6 +153,9 @@ class TraceWriter(EventLog):
         for one in preempted:
             self._preempt(one)
         self._write("resize", budget_bytes=budget_bytes)
+
+    def resize_failed(self, budget_bytes: int, error: BaseException) -> None:
+        self._write("resize_failed", budget_bytes=budget_bytes, error=f"{type(error).__name__}: {error}")
 
     def _preempt(self, preempted: Preempted) -> None:
         victim, reason, by, how = preempted

@@ -9,8 +9,8 @@
 
     TorchExecutor    the model on this device                        vattn/engine/torch_executor.py
     NullExecutor     nothing: what the engine's own work costs       vattn/lab/bench/engine_bench.py
-    PricedExecutor   nothing, but it knows how long it would take    vattn/lab/simulator
-    ScriptedExecutor the tokens of an event log                      vattn/engine/replay.py
+    PricedExecutor   nothing, but it knows how long it would take    vattn/lab/simulator/executor.py
+    ScriptedExecutor the tokens of an event log                      vattn/engine/replay_script.py
 """
 
 from __future__ import annotations
