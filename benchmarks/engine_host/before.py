@@ -1,3 +1,4 @@
+# ruff: noqa: I001
 """The measurement of `vattn bench engine` on the engine of commit b45cdf5, before the executors.
 
 Started by run.py with that commit's tree first on the path. Reads lines `case|batch|steps`, answers each with

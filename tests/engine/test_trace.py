@@ -16,7 +16,7 @@ from vattn import LLM, SamplingParams
 from vattn.cli import app
 from vattn.engine.replay import replay
 from vattn.engine.service import Service
-from vattn.errors import ConfigError, QueueFull, StepError
+from vattn.errors import ConfigError, QueueFull
 
 TOKEN_BYTES = 3 * 2 * 2 * 16 * 4  # of the tiny llama
 LENGTHS = [5, 40, 17, 60, 33, 8, 50, 21, 70, 12]
@@ -143,6 +143,67 @@ def test_a_step_whose_forward_pass_failed_is_replayed_too(
     assert replay(path).divergence is None
 
 
+@pytest.mark.parametrize("backend", ["paged-16", "paged-overlap"])
+def test_branches_that_end_before_their_prompt_is_computed_are_replayed(backend: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with make_llm("llama", backend, trace=path, max_num_batched_tokens=16, max_num_seqs=4) as llm:
+        engine = stepped(llm)
+        params = SamplingParams(n=3, temperature=1.0, max_tokens=4, ignore_eos=True)
+        for name in ("a", "b"):
+            engine.add_request(name, random_prompts(3, [30], VOCAB)[0], params)
+        engine.step()
+        assert llm.engine.abort("a")
+        engine.run()
+    ends = Counter(e["event"] for e in read(path))
+    assert (ends["abort"], ends["finish"], ends["fork"]) == (3, 3, 2)
+    assert replay(path).divergence is None
+
+
+@pytest.mark.parametrize("backend", ["virtual-interleaved", "virtual-overlap", "static-interleaved"])
+def test_a_smaller_cache_and_sleep_are_replayed(backend: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    options = {"max_model_len": 120, "max_num_seqs": 6, "kv_cache_memory_bytes": 900 * TOKEN_BYTES}
+    with make_llm("llama", backend, trace=path, **options) as llm:
+        engine = stepped(llm)
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        for i, prompt in enumerate(random_prompts(4, [60, 50, 40, 30], VOCAB)):
+            engine.add_request(f"r{i}", prompt, params)
+        for change in (
+            lambda: llm.engine.resize_kv(200 * TOKEN_BYTES),
+            llm.engine.sleep,
+            lambda: llm.engine.resize_kv(700 * TOKEN_BYTES),
+            llm.engine.wake_up,
+        ):
+            engine.step()
+            engine.step()
+            change()
+        engine.run()
+    kinds = Counter(event["event"] for event in read(path))
+    assert (kinds["resize"], kinds["reset"]) == (3, 1) and kinds["preempt"] > 0
+    done = replay(path)
+    assert done.divergence is None and done.preemptions == kinds["preempt"]
+
+
+def test_a_driver_that_refused_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log.jsonl"
+    with make_llm("llama", "virtual-interleaved", trace=path) as llm:
+        grow, calls = llm.engine.kv.grow, 0
+
+        def refused_once(request_id: str, tokens: int) -> bool:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                raise MemoryError("none left")
+            return grow(request_id, tokens)
+
+        monkeypatch.setattr(llm.engine.kv, "grow", refused_once)
+        stepped(llm).add_request("r", [5, 6, 7], SamplingParams(max_tokens=8, ignore_eos=True))
+        stepped(llm).run()
+    assert sum(event["event"] == "fail" for event in read(path)) == 1
+    with pytest.raises(ConfigError, match=r"refused memory to 'r'.*none left"):
+        replay(path)
+
+
 def test_refusals_and_timeouts_are_logged(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     with make_llm("llama", "paged-16", trace=path, max_num_seqs=1, max_waiting=1) as llm:
@@ -150,7 +211,7 @@ def test_refusals_and_timeouts_are_logged(tmp_path: Path) -> None:
             llm.generate([[1, 2, 3]] * 3, use_tqdm=False)
         llm.generate([[1, 2, 3]] * 2, timeout_s=1e-9, use_tqdm=False)
     events = read(path)
-    assert [e["event"] for e in events] == [
+    assert [e["event"] for e in events if e["event"] != "step"] == [
         "header",
         "begin",
         "refuse",
@@ -158,7 +219,6 @@ def test_refusals_and_timeouts_are_logged(tmp_path: Path) -> None:
         "arrive",
         "timeout",
         "timeout",
-        "step",
     ]
     assert (events[2]["waiting"], events[2]["max_waiting"]) == (2, 1)
     assert replay(path).divergence is None

@@ -106,6 +106,7 @@ class Engine:
         self._refused: set[Request] = set()
         """Requests whose memory could not be had in the last step."""
         self._deadlines = Deadlines()
+        self.trace.begin(self.overlap)
 
     # ------------------------------------------------------------------ requests come and go
     def validate(self, prompt_token_ids: list[int], params: SamplingParams | BeamSearchParams) -> None:

@@ -12,7 +12,7 @@
     {"event": "resize_failed", …, "budget_bytes": 1048576, "error": "…"}
     {"event": "reset", …}                                          all cached prefixes were forgotten
     {"event": "starve", …, "id": "0"}                              no memory although nothing runs
-    {"event": "fail", …, "id": "0", "error": "…"}                  its memory could not be had: it ends
+    {"event": "fail", …, "id": "0", "error": "…"}                  its memory could not be had
     {"event": "step", …, "tokens": [["0", 7], …]}                  closes the decisions of that step
     {"event": "step_failed", …, "error": "…"}                      the step just scheduled has not happened
     {"event": "tokens", …, "tokens": [["0", 421], …]}              what was sampled: request, token id

@@ -1,7 +1,7 @@
 """Replay an event log: run the real engine again and compare what it does, event by event.
 
-    log       arrive ─ step ─ tokens ─ finish ─ …     what came from outside (arrivals, aborts, resizes, …) and
-    replay    Engine.enqueue ─ Engine.step ─ …        the tokens are taken from the log; the rest is compared
+    log       arrive ─ step ─ tokens ─ finish ─ …    arrivals, aborts, resizes and tokens are taken from it;
+    replay    Engine.enqueue ─ Engine.step ─ …       what the engine does with them is compared
 
 The cache runs on the accounting driver: same books, no memory. So a log from a GPU replays on a laptop.
 """
@@ -128,7 +128,10 @@ class _Player:
             self._engine.reset_prefix_cache()
 
     def _resizes(self, ahead: int = 0) -> int | None:
-        """The budget of the resize that begins there; first it settles what is in flight, then requests yield."""
+        """The budget of the resize that begins there; None: none does.
+
+        A resize first settles what is in flight, then requests yield to it.
+        """
         while (event := self._script.peek(ahead)) is not None:
             if event["event"] == "resize":
                 return int(event["budget_bytes"])

@@ -1,7 +1,7 @@
 """An event log as a script: its tokens are an executor's results, its events what an engine must tell.
 
-    engine ──── trace (arrive, step, tokens, finish …) ────> Script   compares it with the next event
-           <─── ScriptedExecutor.collect ────────────────── Script   the tokens of the next event
+engine ──── trace (arrive, step, tokens, finish …) ────> Script   compares it with the next event
+       <─── ScriptedExecutor.collect ────────────────── Script   the tokens of the next event
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from vattn.outputs import FinishReason
 
 Event = dict[str, Any]
 _KNOWN = {
-    "begin", "arrive", "refuse", "admit", "preempt", "starve", "fail", "step", "step_failed", "tokens", "fork",
-    "extend", "drop", "finish", "abort", "timeout", "reset", "resize", "resize_failed",
+    "begin", "arrive", "refuse", "admit", "preempt", "starve", "fail", "step", "step_failed", "tokens",
+    "fork", "extend", "drop", "finish", "abort", "timeout", "reset", "resize", "resize_failed",
 }  # fmt: skip
 _OF_TOKENS = ("fork", "extend", "drop", "finish")
 """What the tokens of a step lead to."""
@@ -74,7 +74,7 @@ class Script(EventLog):
             self.divergence = f"line {self.line}, step {step}: {why}"
 
     def hows(self) -> deque[How]:
-        """What became of the requests preempted next: it depended on speeds that only the log's machine knew."""
+        """What became of the requests preempted next: that depended on the speed of the log's machine."""
         found: deque[How] = deque()
         for event in self._until("step", "resize"):
             if event["event"] == "preempt":
@@ -86,19 +86,19 @@ class Script(EventLog):
         first = self.peek()
         if first is not None and first["event"] == "step_failed":
             raise ConfigError(
-                f"step {first['step']} failed while it was scheduled ({first['error']}): what the scheduler had "
-                "done by then is not in the log"
+                f"step {first['step']} failed while it was scheduled ({first['error']}): what the "
+                "scheduler had done by then is not in the log"
             )
         if first is not None and first["event"] == "resize_failed":
             raise ConfigError(
-                f"a resize to {first['budget_bytes']:,} bytes failed in step {first['step']} ({first['error']}): "
-                "which requests had yielded by then is not in the log"
+                f"a resize to {first['budget_bytes']:,} bytes failed in step {first['step']} "
+                f"({first['error']}): which requests had yielded by then is not in the log"
             )
         for event in self._until("step", "resize"):
             if event["event"] == "fail":
                 raise ConfigError(
-                    f"in step {event['step']} the driver refused memory to {event['id']!r} ({event['error']}): "
-                    "replay has no driver that refuses the same"
+                    f"in step {event['step']} the driver refused memory to {event['id']!r} "
+                    f"({event['error']}): replay has no driver that refuses the same"
                 )
 
     def _until(self, *kinds: str) -> Iterator[Event]:
@@ -137,8 +137,8 @@ class Script(EventLog):
     def end_order(self) -> dict[str, int]:
         """Ids of requests that end next, in their order."""
         order: dict[str, int] = {}
-        while (event := self.peek(len(order))) is not None and event["event"] in ("finish", "abort", "timeout"):
-            if event["id"] in order:
+        while (event := self.peek(len(order))) is not None:
+            if event["event"] not in ("finish", "abort", "timeout") or event["id"] in order:
                 break
             order[event["id"]] = len(order)
         return order
@@ -155,7 +155,8 @@ class Script(EventLog):
         self.decisions += decision
 
     def begin(self, overlap: bool) -> None:
-        self._compare("begin", overlap)
+        if (self.peek() or {}).get("event") == "begin":
+            self._compare("begin", overlap)
 
     def arrive(self, request: Request) -> None:
         self._compare("arrive", request.request_id)

@@ -51,9 +51,7 @@ class ScriptedBeams(BeamGroup):
     """A beam search whose choices are in the log."""
 
     def __init__(self, leader: Request, requests: RequestMaker) -> None:
-        super().__init__(
-            BeamSearch(BeamSearchParams(beam_width=1), leader.max_tokens, frozenset()), leader
-        )
+        super().__init__(BeamSearch(BeamSearchParams(beam_width=1), leader.max_tokens, frozenset()), leader)
         self._requests = requests
         self._script = requests.script
 
@@ -69,7 +67,7 @@ class ScriptedBeams(BeamGroup):
         self._delivered.clear()
         while (event := self._script.peek()) is not None and self._script.divergence is None:
             beams = {b.request_id: b for b in self.beams}
-            kind, one = event["event"], beams.get(event.get("parent", event.get("id")))
+            kind, one = event["event"], beams.get(str(event.get("parent", event.get("id"))))
             if one is None:
                 return
             if kind == "drop":

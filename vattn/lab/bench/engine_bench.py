@@ -166,9 +166,7 @@ def bench_engine(
         "rounds": rounds,
         "steps": steps,
         "prompt_tokens": PROMPT,
-        "runs": [
-            {"name": name, "points": [point(b, measured[name, b]) for b in batches]} for name in names
-        ],
+        "runs": [{"name": name, "points": [point(b, measured[name, b]) for b in batches]} for name in names],
     }
 
 

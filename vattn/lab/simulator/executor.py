@@ -1,7 +1,7 @@
 """Steps that take no time but know how long they would take: the simulator's executor.
 
-    launch    StepWork of the batch -> CostModel -> the device is busy for so long
-    collect   the clock moves on to the end of that step
+launch    StepWork of the batch -> CostModel -> the device is busy for so long
+collect   the clock moves on to the end of that step
 """
 
 from __future__ import annotations

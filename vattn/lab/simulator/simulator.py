@@ -1,8 +1,8 @@
 """The real engine on a virtual clock: real scheduler, real cache, a priced forward pass.
 
-    Source ── requests that are due ──> Engine.step ──> PricedExecutor   moves the clock
-      ^                                   │    └──────> StepRows         writes the step's row
-      └─────── requests that ended ───────┘
+Source ── requests that are due ──> Engine.step ──> PricedExecutor   moves the clock
+  ^                                   │    └──────> StepRows         writes the step's row
+  └─────── requests that ended ───────┘
 """
 
 from __future__ import annotations
