@@ -140,11 +140,10 @@ class SamplingParams:
         ):
             flag(name, getattr(self, name))
 
-        try:
-            put("output_kind", RequestOutputKind(self.output_kind))
-        except (ValueError, TypeError) as error:
+        if not isinstance(self.output_kind, str) or self.output_kind not in list(RequestOutputKind):
             known = ", ".join(repr(str(kind)) for kind in RequestOutputKind)
-            raise RequestError(f"output_kind must be one of {known}, got {self.output_kind!r}") from error
+            raise RequestError(f"output_kind must be one of {known}, got {shown(self.output_kind)}")
+        put("output_kind", RequestOutputKind(self.output_kind))
         if self.branches > self.n and self.output_kind is RequestOutputKind.DELTA:
             raise RequestError("best_of chooses at the end: output_kind='delta' needs best_of == n")
 
