@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -158,3 +159,41 @@ def kernels(
     report["model"] = describe_model(loaded, limits.max_model_len)
     console.print(kernel_table(report))
     conclude(console, report, options)
+
+
+@app.command()
+def engine(
+    batches: Annotated[
+        str | None, typer.Option(help="Batch sizes, comma-separated; default 1,16,64,128,256,512,1024.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Decode steps timed in each round.")] = 32,
+    rounds: Annotated[int | None, typer.Option(help="Rounds in which all take turns; default 5.")] = None,
+    smoke: Annotated[
+        bool,
+        typer.Option("--smoke", help="Seconds only, to see that it runs: batches of 1 and 8, two rounds."),
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything measured here.")] = None,
+) -> None:
+    """The engine without a model: host microseconds per request and decode step, by batch size.
+
+    Scheduling, KV bookkeeping and entering tokens are timed, on a driver without memory; the model, sampling
+    and text are not.
+    """
+    from vattn.commands.bench_tables import engine_table
+    from vattn.lab.bench import bench_report as reports
+    from vattn.lab.bench.engine_bench import BATCHES, bench_engine
+
+    reports.check_writable(json_file)
+    sizes = numbers(batches, "--batches") if batches else [1, 8] if smoke else BATCHES
+    console = Console()
+    with console.status("") as status:
+        report = bench_engine(
+            batches=sizes,
+            steps=steps,
+            rounds=rounds if rounds is not None else 2 if smoke else 5,
+            progress=status.update,
+        )
+    console.print(engine_table(report))
+    if json_file is not None:
+        reports.write(json_file, report)
+        console.print(f"everything measured was written to {json_file}")

@@ -127,5 +127,19 @@ def kernel_table(report: Mapping[str, Any]) -> Table:
     return table
 
 
+def engine_table(report: Mapping[str, Any]) -> Table:
+    """Host microseconds per request and decode step, by batch size."""
+    runs = report["runs"]
+    table = Table(title=f"host µs per request and step: median \\[low - high] of {report['rounds']} rounds")
+    table.add_column("batch", justify="right")
+    for run in runs:
+        table.add_column(run["name"], justify="right", overflow="fold")
+    for points in zip(*(run["points"] for run in runs), strict=True):
+        found = [point["us_per_request"] for point in points]
+        cells = [f"{us['median']:,.1f}\n\\[{us['low']:,.1f} - {us['high']:,.1f}]" for us in found]
+        table.add_row(f"{points[0]['batch']:,}", *cells)
+    return table
+
+
 def _repeats(n: int) -> str:
     return "one repeat" if n == 1 else f"medians of {n} repeats \\[low - high]"

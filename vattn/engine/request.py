@@ -92,7 +92,7 @@ class Request:
     @property
     def num_remaining(self) -> int:
         """Tokens whose K and V are still to be computed."""
-        return self.num_tokens - self.num_computed
+        return len(self.token_ids) + self.sampling.pending - self.num_computed
 
     @property
     def idle(self) -> bool:

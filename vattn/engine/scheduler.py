@@ -21,6 +21,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from vattn.engine.levels import entitled, first_to_yield, level, levels, others_run
@@ -87,7 +88,7 @@ class Batch:
     failed: list[tuple[Request, Exception]] = field(default_factory=list)
     """Requests whose memory could not be had, and what the driver or a copy raised."""
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return sum(item.length for item in self.items)
 

@@ -10,7 +10,7 @@ import torch
 from vattn.attention.base import AttentionBackend, StepAttention
 from vattn.lab.bench import kernel_time
 from vattn.lab.bench.engines import VattnSystem, VattnTarget, _staircase
-from vattn.lab.bench.kernel_time import TimedAttention
+from vattn.lab.bench.kernel_time import AttentionTimer
 from vattn.lab.bench.probe import Probe
 from vattn.lab.bench.tiny import load_tiny
 
@@ -63,10 +63,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_layers_of_a_step_add_up(clock: Clock, device: str) -> None:
-    timed = TimedAttention(Attention(clock), torch.device(device))
+    timed, attention = AttentionTimer(torch.device(device)), Attention(clock)
     for step in (0, 2):  # step 1 ran from a captured graph
         timed.step = step
-        planned = timed.plan(None)
+        planned = timed.timed(attention.plan(None))
         for layer in range(3):
             assert planned.attend(layer, None, None, None, 1.0) == f"layer {layer}"  # type: ignore[arg-type, comparison-overlap]
     assert clock.waited == 0, "nothing waits for the device during a run"
@@ -82,6 +82,6 @@ def test_the_staircase_meets_every_batch_size() -> None:
     options = {"max_num_seqs": 5, "max_model_len": 64, "kv_cache_memory_bytes": 1 << 20}
     with VattnSystem("paged", load_tiny("cpu"), {"kv_backend": "paged", **options}).open() as target:
         assert isinstance(target, VattnTarget)
-        probe = Probe(target.llm.engine, 0.0)
+        probe = Probe(target.llm, 0.0)
         _staircase(target.llm)
         assert set(probe.log.columns["decodes"]) >= {1, 2, 3, 4, 5}
