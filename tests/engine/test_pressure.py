@@ -231,7 +231,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "static-interleaved": {"preemption": "swap"},
     "static-per_layer": {"preemption": "recompute"},
 }
-EXAMPLES = 250  # of each: 2,000 schedules in all
+EXAMPLES = 80
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -267,7 +267,7 @@ def test_any_schedule_gives_the_tokens_of_an_uncontended_run(
                     asked[request_id] = (which, n)
                 elif kind == "abort" and asked:
                     request_id = sorted(asked)[number % len(asked)]
-                    if llm.abort(request_id):
+                    if llm.engine.abort(request_id):
                         aborted.add(request_id)
                 elif kind == "resize":
                     llm.resize_kv_cache(small if number % 2 else big)
