@@ -86,9 +86,9 @@ def play(llm: LLM, plan: list[Arrival], *, one_tenant: bool) -> Iterator[First]:
         if not engine.has_work:
             time.sleep(max(0.0, pending[queue[0]].due - now))
             continue
-        for output in engine.step():
-            if output.request_id in sent:
-                arrival, steps, tokens = sent.pop(output.request_id)
+        for delta in engine.step():
+            if delta.request_id in sent:
+                arrival, steps, tokens = sent.pop(delta.request_id)
                 left -= 1
                 yield First(
                     time.perf_counter() - start - arrival.due,

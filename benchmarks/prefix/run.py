@@ -103,6 +103,7 @@ def held(llm: LLM, prompt: Sequence[int], params: SamplingParams | BeamSearchPar
         llm.engine.step()
     usage = llm.memory_usage()
     llm.engine.abort("r")
+    llm.engine.take_deltas()
     return {
         "in_use_bytes": usage.in_use,
         "shared_saved_bytes": usage.shared_saved,

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from vattn import LLM, SamplingParams
+from vattn.engine.deltas import RequestDelta
 from vattn.engine.service import Service
 from vattn.lab.bench.environment import environment
 from vattn.lab.bench.tiny import load_tiny
 from vattn.models.attention import register_attention
 from vattn.models.loader import LoadedModel
-from vattn.outputs import RequestOutput
 from vattn.params import BeamSearchParams
 from vattn.vmm.host import HostDriver
 
@@ -109,10 +109,12 @@ def requests(rng: random.Random, vocab: int) -> Iterator[tuple[list[int], Sampli
             yield prompt, SamplingParams(temperature=rng.choice([0.0, 0.8]), max_tokens=tokens)
 
 
-def how_it_ended(output: RequestOutput) -> str:
-    if output.error:
+def how_it_ended(delta: RequestDelta) -> str:
+    """Of a request that has ended."""
+    if delta.error:
         return "error"
-    return str(output.outputs[0].finish_reason) if output.outputs else "cut short, no beam ended"
+    finishes = [part.finish for part in (*delta.branches, *delta.beams) if part.finish is not None]
+    return str(finishes[0].reason) if finishes else "cut short, no beam ended"
 
 
 def serve(llm: LLM, rng: random.Random, count: int, names: Iterator[int]) -> dict[str, int]:
@@ -134,12 +136,11 @@ def serve(llm: LLM, rng: random.Random, count: int, names: Iterator[int]) -> dic
             )
             live.append(request_id)
             sent += 1
-        outputs = engine.step()
+        deltas = engine.step()
         steps += 1
         event = rng.random()
         if event < 0.05 and live:
-            aborted = engine.abort(rng.choice(live))
-            outputs += [aborted] if aborted else []
+            engine.abort(rng.choice(live))
         elif event < 0.06:
             llm.resize_kv_cache(rng.choice(BUDGETS) * TOKEN_BYTES)
         elif event < 0.062:
@@ -147,13 +148,11 @@ def serve(llm: LLM, rng: random.Random, count: int, names: Iterator[int]) -> dic
             llm.wake_up()
         if steps % 100 == 0:
             llm.check()
-        for output in outputs:
-            if output.finished:
-                live.remove(output.request_id)
-                reason = (
-                    "error" if output.error else output.outputs[0].finish_reason if output.outputs else "none"
-                )
-                ended[str(reason)] = ended.get(str(reason), 0) + 1
+        for delta in deltas:
+            if delta.finished:
+                live.remove(delta.request_id)
+                reason = how_it_ended(delta)
+                ended[reason] = ended.get(reason, 0) + 1
     llm.check()
     return ended
 

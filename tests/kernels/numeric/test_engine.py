@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.engines import hf_greedy, loaded, make_llm, random_prompts, reference_model
 from vattn import SamplingParams
+from vattn.lab.bench.probe import Probe
 from vattn.lab.quality import calibrate
 
 NAME = "llama_mqa"
@@ -74,3 +75,16 @@ def test_quantised_kv_gives_the_tokens_of_pytorch_s_attention(backend: str, way:
             answers.append([o.outputs[0].token_ids for o in outputs])
             llm.check()
     assert answers[0] == answers[1]
+
+
+def test_a_probed_engine_keeps_its_graphs_when_the_cache_is_resized() -> None:
+    token = 2048
+    options = {"attention": "triton", "enforce_eager": False, "max_model_len": 64, "max_num_seqs": 2}
+    with make_llm(NAME, "paged-16", kv_cache_memory_bytes=256 * token, **options) as llm:
+        probe = Probe(llm, 0.0)
+        llm.resize_kv_cache(llm.memory_usage().physical // 2)
+        llm.generate([[5, 6, 7]], replace(GREEDY, max_tokens=3), use_tqdm=False)
+        columns = probe.finish().columns
+    prompt, *decodes = zip(columns["decodes"], columns["attention_s"], strict=True)
+    assert prompt[0] == 0 and prompt[1] > 0, "the prompt runs without a graph and is timed"
+    assert decodes == [(1, None)] * 2, "decodes run from a graph, which times nothing"
