@@ -1,4 +1,5 @@
-"""How an engine is set up, in an event log's first line, and the same scheduler and cache made from it."""
+"""Writes an engine's setup into the first line of an event log, and builds the same scheduler and cache
+from that line."""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ _OPTIONS = (
     "prefix_caching",
     "swap_space_bytes",
 )
-"""Of `KVCacheConfig`, in a log's header."""
+"""Fields of `KVCacheConfig` that a log's header records."""
 
 
 def create_scheduler(kv: KVCache, config: SchedulerConfig) -> Scheduler:
-    """The scheduler that `config` describes."""
+    """Create the scheduler that `config` describes."""
     return Scheduler(
         kv,
         max_num_seqs=config.max_num_seqs,
@@ -53,7 +54,7 @@ def open_trace(
     max_model_len: int,
     model_len: int,
 ) -> TraceWriter:
-    """An event log whose header says how scheduler and cache are set up."""
+    """Open an event log. Its header records how the scheduler and the cache are set up."""
     from vattn import __version__
 
     described = _describe_cache(
@@ -68,7 +69,7 @@ def open_trace(
 
 
 def rebuild_limits(header: dict[str, Any]) -> SchedulerConfig:
-    """The scheduler's configuration in a log's header. Raises ConfigError when it is none."""
+    """Read the scheduler's configuration from a log's header. Raises ConfigError if it is not valid."""
     try:
         return SchedulerConfig(**header["scheduler"])
     except (KeyError, TypeError) as error:
@@ -76,9 +77,9 @@ def rebuild_limits(header: dict[str, Any]) -> SchedulerConfig:
 
 
 def rebuild_cache(header: dict[str, Any]) -> tuple[KVCache, AccountingDriver]:
-    """The cache of a log's header, without memory, and its driver; both are the caller's to close.
+    """Build the cache that a log's header describes, without real memory, and its driver.
 
-    Raises ConfigError when it does not describe one.
+    The caller must close both. Raises ConfigError if the header does not describe a cache.
     """
     try:
         kv = header["kv"]
@@ -104,7 +105,7 @@ def _describe_cache(
     model_len: int,
     max_num_seqs: int,
 ) -> dict[str, Any]:
-    """The header's `kv`: all that it takes to build the same cache again."""
+    """The header's `kv` entry: everything needed to build the same cache again."""
     made, shape = kv.describe(), kv.shape
     if config.backend == "virtual":
         memory = int(made["pages"]) * int(made["page_bytes"])

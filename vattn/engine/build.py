@@ -1,4 +1,4 @@
-"""From a loaded model and its options to an engine that runs it on this device."""
+"""Builds the engine that runs a loaded model on its device."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def build_engine(
     trace: EventLog | None = None,
     loan: Loan | None = None,
 ) -> Engine:
-    """The engine of a model over `kv`; the arguments are those of `LLM`.
+    """Build an engine that runs a model with the cache `kv`. Most arguments are those of `LLM`.
 
-    `trace`: where decisions are logged. `loan`: the engine's use of the model. Both stay the caller's.
-    Raises ConfigError when the attention can't read that memory, or can't run here.
+    `trace` is the log of the engine's decisions. `loan` is the engine's right to use the model. The caller
+    owns both and must close them. Raises ConfigError if the attention kernel can't read the cache's memory
+    or can't run on this device.
     """
     device = next(loaded.model.parameters()).device
     executor = TorchExecutor(

@@ -1,4 +1,4 @@
-"""Requests that must end by a certain time."""
+"""Tracks the requests that must end by a certain time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vattn.engine.request import Request
 
 
 class Deadlines:
-    """A heap of deadlines; times are seconds of the caller's monotonic clock."""
+    """A heap of deadlines. Times are in seconds on the caller's monotonic clock."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
@@ -19,15 +19,16 @@ class Deadlines:
 
     @property
     def next(self) -> float | None:
-        """The next deadline; None: there is none."""
+        """The next deadline, or None if there is none."""
         while self._heap and self._heap[0][2].finished:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def expired(self, now: float) -> Iterator[Request]:
-        """The unfinished requests whose time is up at `now`, by deadline.
+        """Yield the unfinished requests whose deadline has passed at `now`, earliest deadline first.
 
-        Each is taken out when the next is asked for: who fails to end one gets it again.
+        A request is removed only when the caller asks for the next one. If ending a request raises, the
+        next call yields that request again.
         """
         while self._heap and (self._heap[0][0] <= now or self._heap[0][2].finished):
             if not self._heap[0][2].finished:

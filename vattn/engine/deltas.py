@@ -1,11 +1,11 @@
-"""What the engine reports: of each request, what is new since its last report.
+"""The engine's reports. A report holds what is new for one request since its last report.
 
-    step        1      2      3            a streamed request is reported in every step that gave it a token,
-    streamed    t0     t1     t2, end      any other once, at its end
+    step        1      2      3            a streamed request is reported in every step that gave it a token;
+    streamed    t0     t1     t2, end      any other request is reported once, at its end
     other                     t0 t1 t2, end
 
-A report holds tokens. Text is made from them by whoever wants it (`OutputCollector`), outside the step. Only
-the text of a request with stop strings is made inside: there it decides when the output ends.
+A report holds tokens. The client turns them into text (`OutputCollector`), outside the step. Only requests
+with stop strings are detokenized inside the step, because their text decides when the output ends.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from vattn.sampling.detokenize import Finish
 
 
 class BranchDelta(NamedTuple):
-    """What is new of one output of a request."""
+    """What is new in one output of a request."""
 
     branch: int
-    """Which of the `n` (or `best_of`) outputs."""
+    """Index of the output among the `n` (or `best_of`) outputs."""
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
-    """One entry per new token; empty unless asked for. Without the tokens' texts."""
+    """One entry per new token; empty unless requested. The entries do not hold the tokens' text."""
     finish: Finish | None
-    """Why the output ended; None: it goes on."""
+    """Why the output ended; None if it has not ended."""
     text: str | None
-    """New text, if the engine made it: of requests with stop strings."""
+    """New text. The engine makes it only for requests with stop strings."""
 
 
 class Beam(NamedTuple):
-    """One ended text of a beam search."""
+    """One finished output of a beam search."""
 
     token_ids: list[int]
     cumulative_logprob: float
@@ -43,18 +43,18 @@ class Beam(NamedTuple):
 
 @dataclass(slots=True)
 class RequestDelta:
-    """What is new of one request."""
+    """What is new for one request."""
 
     request_id: str
     branches: Sequence[BranchDelta]
     finished: bool
     metrics: RequestMetrics
-    """As they stand; a copy."""
+    """A copy of the metrics at the time of the report."""
     prompt_logprobs: Sequence[TokenLogprobs | None] = ()
-    """Entries of the prompt that are new."""
+    """New log-probability entries of the prompt."""
     beams: list[Beam] = field(default_factory=list)
-    """Of a beam search, at its end: best first."""
+    """The outputs of a beam search, best first. Set only when the search has ended."""
     error: str | None = None
     """Why the request failed."""
     failure: Exception | None = None
-    """What was raised, when a step that computed this request failed; then `error` says so."""
+    """The exception of the failed step that computed this request. `error` then holds its message."""

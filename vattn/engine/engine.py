@@ -1,8 +1,8 @@
-"""The engine: one step after another, from requests to tokens.
+"""The engine turns requests into tokens, one step at a time.
 
-step ─┬ Scheduler.schedule()  -> Batch           whose tokens, within budget and memory
-      ├ Executor.launch()                        the model, or what stands in for it
-      ├ Executor.collect()    -> tokens          with overlap those of the step before
+step ─┬ Scheduler.schedule()  -> Batch           choose tokens that fit the token budget and the memory
+      ├ Executor.launch()                        run the model, or its stand-in
+      ├ Executor.collect()    -> tokens          with overlap: the tokens of the step before
       └ enter the tokens      -> RequestDeltas   append, stop, free
 """
 
@@ -41,37 +41,37 @@ from vattn.vmm.driver import DriverError
 
 
 class NewToken(NamedTuple):
-    """What one request got from a step."""
+    """The token that one step produced for one request."""
 
     request: Request
     token: int
-    """Negative: none; see `sampling_failure`."""
+    """A negative number means that sampling failed; see `sampling_failure`."""
     logprobs: TokenLogprobs | None
 
 
 @dataclass(frozen=True)
 class InFlight:
-    """A launched step whose tokens are not known yet."""
+    """A step that was launched and whose tokens are not known yet."""
 
     handle: Handle
     sampling: list[Request]
-    """Requests that get a token, in the order of the result."""
+    """The requests that get a token, in the order of the executor's result."""
     started: float
-    """Seconds, on the executor's clock."""
+    """Time of the launch, in seconds on the executor's clock."""
     decodes: int
     prompt_tokens: int
 
     @property
     def must_settle_first(self) -> bool:
-        """True when what is scheduled next depends on this step's tokens, not only on its KV."""
+        """True if the next batch depends on this step's tokens and not only on its KV."""
         return any(r.sampling.edited or isinstance(r.group, BeamGroup) for r in self.sampling)
 
 
 class Engine:
-    """Requests in, deltas out. One thread drives it.
+    """Takes requests and returns deltas. One thread drives it.
 
-    `overlap`: launch each step before the last one's tokens are known; None: where the executor gains by it.
-    `trace`: where decisions are logged; it stays the caller's.
+    With `overlap` the engine launches each step before it knows the tokens of the step before. None means:
+    only if the executor gains from it. `trace` is the log of decisions; the caller owns it and closes it.
     """
 
     def __init__(
@@ -98,23 +98,24 @@ class Engine:
         self.overlap = executor.overlaps if overlap is None else overlap
         self.asleep = False
         self.awake_budget = kv.budget_bytes
-        """Bytes that `wake_up` will take; while awake, what the last `sleep` or `resize_kv` said."""
+        """Bytes that `wake_up` will allocate. While the engine is awake, this is the size that the last
+        `sleep` or `resize_kv` recorded."""
         self._flight: InFlight | None = None
         self._settled = 0.0
-        """When the last step was over."""
+        """Time at which the last step ended."""
         self._live = LiveRequests()
         self._refused: set[Request] = set()
-        """Requests whose memory could not be had in the last step."""
+        """Requests that could not get memory in the last step."""
         self._deadlines = Deadlines()
         self.trace.begin(self.overlap)
 
     # ------------------------------------------------------------------ requests come and go
     def validate(self, prompt_token_ids: list[int], params: SamplingParams | BeamSearchParams) -> None:
-        """Raise RequestError or CapacityError if the engine can't serve this; nothing is changed."""
+        """Raise RequestError or CapacityError if the engine can't serve this request. Changes nothing."""
         self.intake.validate(prompt_token_ids, params)
 
     def make_room(self, services: Sequence[Service]) -> None:
-        """Raise QueueFull unless requests on these terms may all be added; nothing is changed."""
+        """Raise QueueFull unless the queue has room for requests with all of these terms. Changes nothing."""
         if self.max_waiting is None:
             return
         arrivals = Counter(service.tenant for service in services)
@@ -137,11 +138,11 @@ class Engine:
         service: Service = DEFAULT_SERVICE,
         cache_salt: str = "",
     ) -> None:
-        """Queue a request. `stream`: report it after each token, not only at the end.
+        """Queue a request. With `stream` it is reported after each token and not only at the end.
 
-        `cache_salt`: it shares cached prefixes with requests of the same salt only.
-        Raises RequestError or CapacityError (QueueFull: too many wait), and changes nothing, if it is
-        refused.
+        A request shares cached prefixes only with requests that have the same `cache_salt`.
+        Raises RequestError or CapacityError if the request is refused; QueueFull, a CapacityError, means
+        that too many requests are waiting. A refused request changes nothing.
         """
         self._require_new(request_id)
         self.validate(prompt_token_ids, params)
@@ -166,7 +167,7 @@ class Engine:
             raise RequestError(f"request id {request_id!r} is in use")
 
     def enqueue(self, members: Sequence[Request]) -> None:
-        """Queue a request that is made already; of several that answer one prompt, the leader first."""
+        """Queue requests that already exist. If several answer one prompt, the leader comes first."""
         leader = members[0]
         self._live.add(leader)
         self.scheduler.add(leader)
@@ -178,7 +179,10 @@ class Engine:
         self.trace.arrive(leader)
 
     def abort(self, request_id: str, reason: FinishReason = "abort", error: str | None = None) -> bool:
-        """End a request now; False if it is not (or no longer) here. Its last report comes as any other."""
+        """End a request now. Returns False if the engine does not have it, or no longer has it.
+
+        The request's last report arrives as usual.
+        """
         request = self._live.get(request_id)
         if request is None:
             return False
@@ -192,11 +196,11 @@ class Engine:
             self.abort(request_id)
 
     def knows(self, request_id: str) -> bool:
-        """True until the request's last report is taken and its memory is let go."""
+        """True until the request's last report has been taken and its memory has been freed."""
         return request_id in self._live or request_id in self.scheduler.unfreed
 
     def requests(self) -> list[Request]:
-        """All that have not ended: branches and beams one by one, those that wait for others included."""
+        """All requests that have not ended. Each branch and each beam is listed, held ones included."""
         return self._live.members()
 
     @property
@@ -206,14 +210,14 @@ class Engine:
 
     @property
     def next_deadline(self) -> float | None:
-        """When a request's time is up next, on the executor's clock; None: never."""
+        """The earliest deadline, in seconds on the executor's clock; None if no request has one."""
         return self._deadlines.next
 
     # ------------------------------------------------------------------ memory comes and goes
     def resize_kv(self, budget_bytes: int) -> None:
-        """Give the cache another budget while requests run; who has no place in it any more yields.
+        """Give the cache another budget while requests run. Requests that no longer fit are preempted.
 
-        Raises ConfigError, and changes nothing, where one request of `max_model_len` would not fit.
+        Raises ConfigError, and changes nothing, if a request of `max_model_len` tokens would not fit.
         """
         tokens = self.kv.tokens_in(budget_bytes)
         if tokens < self.max_model_len:
@@ -226,7 +230,7 @@ class Engine:
         self.awake_budget = budget_bytes
 
     def sleep(self) -> None:
-        """Give all KV memory back. Running requests yield; nothing runs until `wake_up`."""
+        """Give all KV memory back. Running requests are preempted, and nothing runs until `wake_up`."""
         if self.asleep:
             return
         budget = self.kv.budget_bytes
@@ -235,12 +239,13 @@ class Engine:
         self.awake_budget, self.asleep = budget, True
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes; what runs leaves none behind."""
+        """Forget all cached prefixes. The requests that run now will not add theirs to the cache."""
         self.kv.reset_prefix_cache()
         self.trace.reset()
 
     def wake_up(self) -> None:
-        """Take the memory again and go on; sleeps on, with an error, if it is not there any more."""
+        """Allocate the memory again and go on. If it is no longer available, this raises and the engine
+        stays asleep."""
         if self.asleep:
             self._resize(self.awake_budget)
             self.asleep = False
@@ -256,7 +261,7 @@ class Engine:
             self.trace.resize_failed(budget_bytes, error)
             if isinstance(error, DriverError) or not isinstance(error, COPY_ERRORS):
                 raise
-            raise CapacityError(  # torch has not the memory
+            raise CapacityError(  # torch could not allocate the memory
                 f"the KV cache can't become {budget_bytes:,} bytes and stays at "
                 f"{self.kv.budget_bytes:,}: {error}; free memory on the device, or ask for less"
             ) from error
@@ -266,10 +271,10 @@ class Engine:
 
     # ------------------------------------------------------------------ one step
     def step(self) -> list[RequestDelta]:
-        """Run one batch; what is new of requests that ended, and of streamed ones that got a token.
+        """Run one batch. Returns what is new for requests that ended and for streamed ones that got a token.
 
-        Raises StepError when the model or the driver failed: every request is where it was before the step,
-        and what had come before can be taken with `take_deltas`.
+        Raises StepError if the model or the driver fails. Every request is then in the state it had before
+        the step. Reports from before the failure can still be taken with `take_deltas`.
         """
         for listener in tuple(self.listeners):
             listener.step_begins()
@@ -302,7 +307,8 @@ class Engine:
             self._settle(launched)
 
     def _give_up(self, batch: Batch) -> None:
-        """Requests whose memory could not be had sit this step out; those that do so twice running fail."""
+        """Leave requests that got no memory out of this step. A request that is left out twice in a row
+        fails."""
         patient, self._refused = self._refused, set()
         for request, error in batch.failed:
             if request in patient:
@@ -311,9 +317,9 @@ class Engine:
                 self._refused.add(request)
 
     def _expire(self) -> None:
-        """End the requests whose time is up."""
+        """End the requests whose deadline has passed."""
         for request in self._deadlines.expired(self.executor.clock()):
-            if not request.finished:  # else with another one of its group
+            if not request.finished:  # it may have ended together with another request of its group
                 self.metrics.timed_out_requests += 1
                 self._end(request, "timeout")
 
@@ -327,7 +333,7 @@ class Engine:
         return batch
 
     def _launch(self, batch: Batch, flight: InFlight | None) -> InFlight:
-        """Start a batch behind `flight`; its requests move on."""
+        """Launch a batch after `flight` and advance its requests."""
         started = self.executor.clock()
         for listener in tuple(self.listeners):
             listener.scheduled(batch)
@@ -354,7 +360,8 @@ class Engine:
         return InFlight(handle, sampling, started, decodes, batch.num_tokens - decodes)
 
     def _tell_computed(self, batch: Batch) -> None:
-        """Tell the cache what is written. What it can't enter now it is told with the next tokens."""
+        """Tell the cache which tokens are written. If it fails to record them now, it is told again with the
+        next tokens."""
         computed = self.kv.computed
         for request, _ in batch.items:
             try:
@@ -370,10 +377,10 @@ class Engine:
         metrics.recomputed_tokens = scheduler.preemption.recomputed_tokens
 
     def _settle(self, flight: InFlight) -> None:
-        """Enter a step's tokens: append, stop, report. Those of requests that ended meanwhile are dropped."""
+        """Enter a step's tokens: append, stop, report. Tokens of requests that have ended are dropped."""
         try:
             result = self.executor.collect(flight.handle)
-        except Exception as error:  # the tokens are lost, and with them what comes next
+        except Exception as error:  # without these tokens the requests can't go on
             for request in flight.sampling:
                 self._fail(request, f"its token was lost ({type(error).__name__}: {error})")
             raise StepError([], error) from error
@@ -395,7 +402,7 @@ class Engine:
         ends: list[tuple[Request, Finish | str]] = []
         for request, token, entry in news:
             if request.finished:
-                continue  # with another one of its group
+                continue  # it ended together with another request of its group
             end: Finish | str | None = sampling_failure(token)
             if end is None:
                 try:
@@ -411,10 +418,11 @@ class Engine:
                 self._finish(request, end)
 
     def _time(self, flight: InFlight, now: float) -> None:
-        """Learn from a step that is over; behind another one it began when that ended."""
+        """Record how long a finished step took. A step that was queued behind another one began when that
+        one ended."""
         seconds = now - max(flight.started, self._settled)
         self._settled = now
-        if flight.sampling or not self.executor.overlaps:  # else nobody waited for it
+        if flight.sampling or not self.executor.overlaps:  # else the host did not wait for it
             self.scheduler.preemption.speed.observe(flight.decodes, flight.prompt_tokens, seconds)
 
     def _enter(
@@ -425,7 +433,10 @@ class Engine:
         candidates: list[Candidate] | None,
         now: float,
     ) -> Finish | None:
-        """Enter one token; says why the output ends with it. `candidates`: what may follow, of a beam."""
+        """Enter one token. Returns why the output ends with it, if it does.
+
+        For a beam, `candidates` holds the tokens that may follow.
+        """
         if request.metrics.first_token_time is None:
             request.metrics.first_token_time = now
         self.metrics.output_tokens += 1
@@ -444,31 +455,31 @@ class Engine:
 
     # ------------------------------------------------------------------ groups
     def fork(self, parent: Request, child: Request, tokens: int) -> None:
-        """Let a child begin with the first `tokens` tokens of its parent, or wait."""
+        """Let a child begin with the first `tokens` tokens of its parent. Without room, the child waits."""
         try:
             placed = self.scheduler.fork(parent, child, tokens)
-        except COPY_ERRORS:  # it waits, and computes its text by itself
+        except COPY_ERRORS:  # the child waits, and computes its tokens itself
             placed = False
         self.trace.fork(parent, child, tokens, tokens if placed else 0)
 
     def drop(self, request: Request) -> None:
-        """Forget a beam and its memory."""
+        """Forget a beam and free its memory."""
         self.scheduler.finish(request)
         self.trace.drop(request)
 
     def extend(self, request: Request, token: int) -> None:
-        """Give a beam its next token, and a place in the queue if it has none."""
+        """Give a beam its next token. If the beam is not queued, queue it."""
         request.append(token, None)
         self.scheduler.resume(request)
         self.trace.extend(request, token)
 
     def heir(self, parent: Request, place: int, token: int, number: int) -> Request:
-        """A new beam of its parent's group, with its parent's text and one token more."""
+        """Make a new beam in its parent's group. It has its parent's tokens and one more."""
         return self.intake.heir(parent, leader_of(parent), place, token, number)
 
     # ------------------------------------------------------------------ the end
     def _fail(self, request: Request, error: str) -> None:
-        """A request can't go on; of a beam search, no beam can."""
+        """Fail a request that can't go on. In a beam search, this ends all beams."""
         if not runs(leader_of(request)):
             return
         if isinstance(request.group, BeamGroup):
@@ -478,7 +489,7 @@ class Engine:
         if request.finished:
             return
         self._tell(request, error)
-        with suppress(Exception):  # the detokenizer may be what is broken
+        with suppress(Exception):  # the detokenizer itself may be broken
             request.stop.abort()
         self._finish(request, Finish("error"))
 
@@ -490,17 +501,17 @@ class Engine:
             request.error = request.error or error
 
     def _finish(self, request: Request, finish: Finish) -> None:
-        """A request, or a branch of one, has ended."""
+        """End a request, or one branch of it."""
         self._close(request, finish)
         group = request.group
         if isinstance(group, ParallelGroup) and request is group.leader:
-            for branch in group.held:  # it ended before they could begin
+            for branch in group.held:  # the leader ended before these branches could begin
                 branch.error = request.error
                 self._close(branch, finish)
         self._report_end(request)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
-        """End a request and all of its group now."""
+        """End a request and its whole group now."""
         for member in [request] if request.group is None else request.group.members:
             with suppress(Exception):
                 member.stop.abort()
@@ -523,7 +534,7 @@ class Engine:
             self._live.touch(request)
 
     def take_deltas(self) -> list[RequestDelta]:
-        """What is new since the last call, of every request that has something to report."""
+        """What is new since the last call, for every request with something to report."""
         return self._live.take_deltas()
 
 

@@ -1,15 +1,15 @@
-"""Requests that answer one prompt together: parallel samples, and the beams of a search.
+"""Groups of requests that answer one prompt: parallel samples, and the beams of a beam search.
 
     parallel   prompt ──── leader ─┬─ output 0            the leader computes the prompt; at its first token
-                                   ├─ output 1 (fork)     the other branches fork from it and go their ways
+                                   ├─ output 1 (fork)     the other branches fork from it
                                    └─ output 2 (fork)
 
-    beams      prompt ─┬─ beam ─┬─ beam                   all beams get a token; then those with several
-                       │        └─ beam (fork)            heirs are forked, those with none are dropped
-                       └─ (dropped)
+    beams      prompt ─┬─ beam ─┬─ beam                   every beam gets its candidates; then a beam with
+                       │        └─ beam (fork)            several heirs is forked, and a beam with none is
+                       └─ (dropped)                       dropped
 
-A fork shares the parent's KV by reference (`KVCache.fork`). Where there is no room for one, the branch
-waits like any request and computes its text itself, or finds it in the prefix cache.
+A fork shares the parent's KV by reference (`KVCache.fork`). If there is no room for a fork, the branch waits
+like any request. It then computes its tokens itself, or finds them in the prefix cache.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ from vattn.sampling.detokenize import Finish
 
 
 class Branching(Protocol):
-    """What a group asks of the engine."""
+    """The part of the engine that a group uses."""
 
     def fork(self, parent: Request, child: Request, tokens: int) -> None:
-        """Let a child begin with the first `tokens` tokens of its parent, or wait."""
+        """Let a child begin with the first `tokens` tokens of its parent. Without room, the child waits."""
 
     def drop(self, request: Request) -> None:
-        """Forget a beam and its memory."""
+        """Forget a beam and free its memory."""
 
     def extend(self, request: Request, token: int) -> None:
-        """Give a beam its next token, and a place in the queue if it has none."""
+        """Give a beam its next token. If the beam is not queued, queue it."""
 
     def heir(self, parent: Request, place: int, token: int, number: int) -> Request:
-        """A new beam: the parent's text and one token, at the group's place `place`; its `number`-th heir."""
+        """Make a new beam with the parent's tokens and one more, as heir `number` of the search.
+
+        It takes the group's place `place`.
+        """
 
 
 class ParallelGroup:
-    """Samples of one prompt: `n`, or `best_of`. The first of `branches` is the leader."""
+    """The `n` (or `best_of`) samples of one prompt. The first of `branches` is the leader."""
 
     def __init__(self, branches: Sequence[Request]) -> None:
         self.branches = list(branches)
@@ -56,12 +59,12 @@ class ParallelGroup:
 
     @property
     def members(self) -> list[Request]:
-        """Requests that have not ended."""
+        """The requests of the group that have not ended."""
         return [branch for branch in self.branches if not branch.finished]
 
     @property
     def held(self) -> list[Request]:
-        """Branches that wait for the prompt."""
+        """Branches that wait until the leader has computed the prompt."""
         return [branch for branch in self.branches if branch.status is RequestStatus.HELD]
 
     @property
@@ -69,18 +72,19 @@ class ParallelGroup:
         return not self.members
 
     def prompt_computed(self, request: Request, engine: Branching) -> None:
-        """A branch is about to get a token; the first time that is the leader, with the prompt in its KV."""
+        """Called before a branch gets a token. The first time, the branch is the leader and its KV holds the
+        prompt."""
         if self._forked:
             return
         self._forked = True
         for branch in self.branches[1:]:
             if not branch.finished:
-                # The prompt's last token is computed again, for the logits.
+                # The child computes the prompt's last token again, because it needs its logits.
                 engine.fork(self.leader, branch, len(self.leader.prompt_token_ids) - 1)
 
     @property
     def metrics(self) -> RequestMetrics:
-        """Of all branches together; a copy."""
+        """The metrics of all branches together, as a copy."""
         every = [branch.metrics for branch in self.branches]
         firsts = [m.first_token_time for m in every if m.first_token_time is not None]
         ends = [m.finished_time for m in every if m.finished_time is not None]
@@ -95,7 +99,7 @@ class ParallelGroup:
 
 
 class BeamGroup:
-    """The beams of one prompt. Beam i of the search is request `beams[i]`."""
+    """The beams of one prompt. Request `beams[i]` computes beam i of the search."""
 
     def __init__(self, search: BeamSearch, leader: Request) -> None:
         self.search = search
@@ -103,7 +107,7 @@ class BeamGroup:
         self.beams: list[Request] = [leader]
         self._delivered: dict[Request, Sequence[Candidate]] = {}
         self._free = list(range(search.params.beam_width - 1, 0, -1))
-        """Places of the group that no beam has."""
+        """Places of the group that no beam occupies."""
         self._place = {leader: 0}
         self.failed: str | None = None
         self._heirs = 0
@@ -117,7 +121,10 @@ class BeamGroup:
         return not self.members
 
     def deliver(self, beam: Request, candidates: Sequence[Candidate], engine: Branching) -> None:
-        """What may follow a beam. With the last one's, all get their token; the search may end with it."""
+        """Take the candidates of one beam. Once all beams have theirs, the search advances by one token.
+
+        The search may end then.
+        """
         self._delivered[beam] = candidates
         if any(b not in self._delivered for b in self.beams):
             return
@@ -132,11 +139,11 @@ class BeamGroup:
         beams: list[Request | None] = [None] * len(steps)
         try:
             for parent in parents:
-                if not heirs[parent]:  # first, to make room
+                if not heirs[parent]:  # drop these first, to make room
                     engine.drop(parent)
                     self._free.append(self._place.pop(parent))
             for parent, positions in heirs.items():
-                for position in positions[1:]:  # the first one inherits the request itself
+                for position in positions[1:]:  # the first heir keeps the parent's request
                     place = self._free.pop()
                     self._heirs += 1
                     child = engine.heir(parent, place, steps[position].token, self._heirs)
@@ -148,12 +155,12 @@ class BeamGroup:
                 if positions:
                     beams[positions[0]] = parent
                     engine.extend(parent, steps[positions[0]].token)
-        finally:  # whoever ends the search after a failure must find all of them
+        finally:  # after a failure, the code that ends the search must find all beams
             self.beams = [*filter(None, beams), *(b for b in parents if b not in beams and not b.finished)]
 
     @property
     def metrics(self) -> RequestMetrics:
-        """Of the search; a copy."""
+        """The metrics of the search, as a copy."""
         tokens = sum(len(text.token_ids) for text in self._ended)
         width = self.search.params.beam_width
         return replace(self.leader.metrics, num_output_tokens=tokens, num_branches=width)
@@ -163,7 +170,7 @@ class BeamGroup:
         return self.search.finished if self.search.done else []
 
     def results(self) -> list[Beam]:
-        """The ended texts, best first; none if the search was cut short."""
+        """The finished outputs, best first; empty if the search was cut short."""
         return [
             Beam(
                 list(text.token_ids),

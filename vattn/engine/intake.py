@@ -1,4 +1,4 @@
-"""From what a user asks to requests the scheduler knows: checks first, then the objects."""
+"""Checks what a user asks for and makes the requests that the scheduler works with."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Intake:
     """Makes the requests of one engine.
 
     Args:
-        vocab_size: of the model.
-        vocabulary: turns tokens into text; None: there is no tokenizer.
+        vocab_size: number of tokens in the model's vocabulary.
+        vocabulary: turns tokens into text; None if there is no tokenizer.
         eos_token_ids: tokens that end an output.
-        shares_prefixes: requests may share cached prefixes, within a salt.
-        adapters: names of the adapters that are active when it is called: KV of one is not KV of another.
-        seed: of requests that bring none.
+        shares_prefixes: whether requests with the same salt may share cached prefixes.
+        adapters: returns the names of the active adapters. Requests never share KV across adapters.
+        seed: root of the seeds of requests that have none.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Intake:
 
     # ------------------------------------------------------------------ checks
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams | BeamSearchParams) -> None:
-        """Raise RequestError or CapacityError if the engine can't serve this.
+        """Raise RequestError or CapacityError if the engine can't serve this request.
 
-        Token ids are taken as they are: `PromptReader` has checked each against the vocabulary.
+        Token ids are not checked here: `PromptReader` has checked each against the vocabulary.
         """
         length = len(prompt_token_ids)
         if not length:
@@ -86,7 +86,7 @@ class Intake:
         cache_salt: str = "",
         branch: int = 0,
     ) -> Request:
-        """One request, not scheduled yet. `branch`: which of several samples of the prompt it is."""
+        """Make one request without queueing it. `branch` is its index among the samples of the prompt."""
         max_tokens = self._max_tokens(prompt_token_ids, params.max_tokens)
         outputs: list[int] = []
         self._arrivals += 1
@@ -100,7 +100,7 @@ class Intake:
             ),
             stop=StopChecker(
                 params,
-                # Only a stop string needs the text here; the others' is made outside the step.
+                # Only stop strings need text here. All other text is made outside the step.
                 IncrementalDetokenizer(
                     self.vocabulary if params.stop_strings else None, params, prompt_token_ids
                 ),
@@ -118,10 +118,10 @@ class Intake:
     def parallel(
         self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, **options: Any
     ) -> ParallelGroup:
-        """The branches of a request with `n` (or `best_of`) outputs."""
+        """Make the branches of a request with `n` (or `best_of`) outputs."""
         inner = params
         if params.branches > params.n and params.logprobs is None:
-            inner = replace(params, logprobs=0)  # to know which are best
+            inner = replace(params, logprobs=0)  # needed to rank the outputs
         leader = self.request(request_id, prompt_token_ids, inner, **options)
         branches = [leader]
         # One seed for all: the branch number makes their random numbers independent.
@@ -137,9 +137,9 @@ class Intake:
     def beams(
         self, request_id: str, prompt_token_ids: list[int], params: BeamSearchParams, **options: Any
     ) -> BeamGroup:
-        """A beam search; its places in the queue are those of `beam_width` requests."""
+        """Make the requests of a beam search. They take as many places as `beam_width` requests."""
         length = self._max_tokens(prompt_token_ids, params.max_tokens)
-        # One more than the search needs, so that no beam ends by itself.
+        # One token more than the search needs, so that the search decides when a beam ends.
         inner = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, detokenize=False)
         leader = self.request(request_id, prompt_token_ids, inner, **options)
         leader.max_tokens = length + 1
@@ -149,9 +149,9 @@ class Intake:
         return group
 
     def heir(self, parent: Request, leader: Request, place: int, token: int, number: int) -> Request:
-        """A beam with its parent's text and one token more, at place `place` of its leader's group.
+        """Make a beam with its parent's tokens and one more, at place `place` of its leader's group.
 
-        `number`: which heir of the search it is; names are never used twice.
+        `number` counts the heirs of the search, so that no request id is used twice.
         """
         outputs = [*parent.output_token_ids, token]
         params, prompt = parent.params, parent.prompt_token_ids
@@ -176,7 +176,7 @@ class Intake:
         return room if asked is None else min(asked, room)
 
     def _salt(self, params: SamplingParams, cache_salt: str) -> str | None:
-        """Who this request shares prefixes with; None: nobody."""
+        """The key within which this request shares cached prefixes; None if it shares none."""
         if not self._shares or params.prompt_logprobs is not None:  # every prompt token must be computed
             return None
         return f"{self._adapters()}\0{cache_salt}"

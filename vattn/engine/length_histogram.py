@@ -1,15 +1,16 @@
-"""Lengths of finished requests, in a few counters: how large pages and blocks should have been."""
+"""Counts the lengths of finished requests in a few buckets. They show which page and block sizes would
+have suited the workload."""
 
 from __future__ import annotations
 
 from typing import Any
 
 EXACT = 16
-"""Lengths below have a bucket each; above, every doubling is cut into 8."""
+"""Each length below this has its own bucket. Above it, every doubling is divided into 8 buckets."""
 
 
 def bucket(length: int) -> int:
-    """Lower end of the bucket that holds `length`.
+    """The lower end of the bucket that holds `length`.
 
     0 1 2 … 15 | 16 18 20 … 30 | 32 36 40 … 60 | 64 …       at most an eighth wide
     """
@@ -20,12 +21,12 @@ def bucket(length: int) -> int:
 
 
 def bucket_end(low: int) -> int:
-    """One more than the longest length in the bucket that begins at `low`."""
+    """The exclusive upper end of the bucket that begins at `low`."""
     return low + 1 if low < EXACT else low + (1 << (low.bit_length() - 4))
 
 
 class LengthHistogram:
-    """Counts and sums by bucket; of lengths to a million no more than 150 buckets."""
+    """Counts and token sums per bucket. Lengths up to a million need at most 150 buckets."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -37,7 +38,10 @@ class LengthHistogram:
         self._sums[low] = self._sums.get(low, 0) + length
 
     def to_list(self) -> list[dict[str, Any]]:
-        """`{"low", "high", "count", "tokens"}` by rising length; `high` is inside, `tokens` the sum."""
+        """The buckets as `{"low", "high", "count", "tokens"}`, shortest lengths first.
+
+        `high` is inclusive. `tokens` is the sum of the lengths.
+        """
         return [
             {"low": low, "high": bucket_end(low) - 1, "count": count, "tokens": self._sums[low]}
             for low, count in sorted(self._counts.items())

@@ -1,13 +1,14 @@
-"""Fair holdings: whose memory and slots may be taken for whom.
+"""Fair shares of memory and slots: decides which tenant's request yields to another tenant.
 
-A tenant's level is the KV tokens its running requests hold, by weight. Stack each tenant's requests,
-most urgent at the bottom: a request stands as high as the level of those below it.
+A tenant's level is the number of KV tokens its running requests hold, divided by its weight. Stack each
+tenant's requests with the most urgent one at the bottom. The height of a request is the level of the
+requests below it.
 
     level  |          | a3 |
            |          +----+
-           |          | a2 |          the highest one, a3, yields first
+           |          | a2 |          a3 is the highest, so it yields first
            +----+     +----+
-           | b1 |     | a1 |          a1 and b1 stand on the ground: never evicted for another tenant
+           | b1 |     | a1 |          a1 and b1 are at height 0: never preempted for another tenant
            +----+-----+----+
              b          a
 """
@@ -21,21 +22,21 @@ from vattn.engine.request import Request
 
 
 class Candidate(NamedTuple):
-    """The running request that yields first."""
+    """The running request that yields first, and what its tenant keeps."""
 
     request: Request
     level: float
-    """What its tenant would hold without it."""
+    """The level that its tenant would have without it."""
 
 
 def level(running: Sequence[Request], tenant: str, weights: Mapping[str, float]) -> float:
-    """Tokens that a tenant's running requests hold, over its weight."""
+    """The tokens that a tenant's running requests hold, divided by its weight."""
     held = sum(r.num_tokens for r in running if r.service.tenant == tenant)
     return held / weights.get(tenant, 1.0)
 
 
 def levels(running: Sequence[Request], weights: Mapping[str, float]) -> dict[str, float]:
-    """The levels of all tenants that have running requests."""
+    """The level of each tenant that has running requests."""
     held: dict[str, float] = {}
     for request in running:
         tenant = request.service.tenant
@@ -44,9 +45,10 @@ def levels(running: Sequence[Request], weights: Mapping[str, float]) -> dict[str
 
 
 def first_to_yield(running: Sequence[Request], weights: Mapping[str, float]) -> Candidate:
-    """The highest of `running` (not empty, by rank); of equals the least urgent.
+    """The request with the greatest height in `running`, which is not empty and sorted by rank.
 
-    Never the most urgent one of all, unless it is alone: it stands on the ground.
+    If several have the same height, the least urgent one yields. The most urgent request of all is at
+    height 0, so it never yields unless it is alone.
     """
     held: dict[str, float] = {}
     highest: Candidate | None = None
@@ -61,15 +63,16 @@ def first_to_yield(running: Sequence[Request], weights: Mapping[str, float]) -> 
 
 
 def others_run(running: Sequence[Request], tenant: str) -> bool:
-    """Does a request of another tenant run? If not, nobody is evicted for `tenant`: see `entitled`."""
+    """True if a request of another tenant runs. Otherwise no request is preempted for `tenant`; see
+    `entitled`."""
     return any(request.service.tenant != tenant for request in running)
 
 
 def entitled(own_level: float, need: float, other_level: float) -> bool:
-    """May a tenant at `own_level` get `need` more, by weight, before one that would be at `other_level`?
+    """True if a tenant at `own_level` may get `need` more at the expense of one left with `other_level`.
 
-    When it then has no more than the other; or when it has nothing at all and the other has something.
-    What is taken this way can't be taken back the same way, so that two tenants never take turns at
-    evicting each other.
+    All three are tokens divided by weight. The tenant may if it ends up with no more than the other keeps,
+    or if it has nothing and the other keeps something. The other tenant could not take the memory back by
+    the same rule, so two tenants never preempt each other in turns.
     """
     return other_level > 0 and (own_level == 0 or own_level + need <= other_level)

@@ -1,4 +1,4 @@
-"""Look on while an engine works: probes, recorders and the coordinator listen, they replace nothing."""
+"""The interface for observing an engine. Probes, recorders and the coordinator implement it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ if TYPE_CHECKING:
 
 
 class StepListener:
-    """Called in the thread that steps the engine, in this order; the methods do nothing by default.
+    """The engine calls these methods in this order, in the thread that steps it. By default they do nothing.
 
-    A listener must be quick. It may read the engine, and change it only in `step_begins`.
+    A listener must be quick, because the step waits for it. It may read the engine at any call, and may
+    change it only in `step_begins`.
     """
 
     def step_begins(self) -> None:
-        """A step is about to begin."""
+        """Called before a step begins."""
 
     def scheduled(self, batch: Batch) -> None:
-        """A batch is about to be launched; its requests are still where they were before."""
+        """Called before a batch is launched. Its requests have not advanced yet."""
 
     def launched(self, batch: Batch) -> None:
-        """A batch was launched, and its requests have moved on."""
+        """Called after a batch was launched. Its requests have advanced."""
 
     def settled(self, news: Sequence[NewToken]) -> None:
-        """Tokens of a step are known. Negative ones are none."""
+        """Called when the tokens of a step are known. A negative token means that sampling failed."""
 
     def step_ended(self, failed: bool) -> None:
-        """The step is over."""
+        """Called when the step is over."""

@@ -1,4 +1,4 @@
-"""The requests an engine has, by the user's ids, and what is to be reported of them."""
+"""Keeps an engine's requests by the user's ids, and collects what is new about them."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from vattn.outputs import RequestMetrics
 
 
 def leader_of(request: Request) -> Request:
-    """The request that stands for all that answer the same prompt."""
+    """The leader of the request's group; a request without a group is its own leader."""
     return request if request.group is None else request.group.leader
 
 
 def runs(leader: Request) -> bool:
-    """Whether a request, or another one of its group, goes on."""
+    """True if the request, or another one of its group, has not ended."""
     return not (leader.finished if leader.group is None else leader.group.finished)
 
 
 class LiveRequests:
-    """Leaders by id. A request stays until its last report is taken."""
+    """Leaders by request id. A request is kept until its last report has been taken."""
 
     def __init__(self) -> None:
         self._leaders: dict[str, Request] = {}
         self._news: dict[Request, None] = {}
-        """Leaders with something to report."""
+        """Leaders of requests with something to report."""
 
     def add(self, leader: Request) -> None:
         self._leaders[leader.request_id] = leader
 
     def get(self, request_id: str) -> Request | None:
-        """The leader of a request that goes on; None: there is none of that id, or it has ended."""
+        """The leader of a request that has not ended; None if it has ended or the id is unknown."""
         leader = self._leaders.get(request_id)
         return leader if leader is not None and runs(leader) else None
 
@@ -44,7 +44,7 @@ class LiveRequests:
         return list(self._leaders)
 
     def members(self) -> list[Request]:
-        """All that have not ended: branches and beams one by one, those that wait for others included."""
+        """All requests that have not ended. Each branch and each beam is listed, held ones included."""
         found: list[Request] = []
         for leader in self._leaders.values():
             members: Sequence[Request] = [leader] if leader.group is None else leader.group.members
@@ -57,11 +57,11 @@ class LiveRequests:
         return bool(self._news)
 
     def touch(self, request: Request) -> None:
-        """There is something new of a request."""
+        """Note that there is something new about a request."""
         self._news[leader_of(request)] = None
 
     def take_deltas(self) -> list[RequestDelta]:
-        """What is new since the last call. Requests that have ended are forgotten."""
+        """What is new since the last call. Requests that have ended are then forgotten."""
         news, self._news = self._news, {}
         return [self._delta(leader) for leader in news]
 

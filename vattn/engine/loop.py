@@ -1,11 +1,12 @@
-"""One thread owns the engine. Everybody else sends it commands and receives what is new.
+"""One thread owns the engine. All other threads send it commands and receive what is new.
 
     thread 1   generate ──┐ commands ┌──────────────────────┐ deltas ┌──> mailbox 1
     thread 2   stream   ──┼─────────>│ EngineLoop: a thread │────────┼──> mailbox 2
     asyncio    AsyncLLM ──┘          └──── Engine.step ─────┘        └──> mailbox 3
 
-The thread runs commands between two steps, and steps as long as somebody waits for an output. Without work it
-sleeps. A client that is gone, for whatever reason, has its requests aborted before the next step.
+The thread runs commands between steps. It steps the engine as long as a client waits for an output, and
+sleeps when there is no work. If a client goes away for any reason, its requests are aborted before the next
+step.
 """
 
 from __future__ import annotations
@@ -34,28 +35,28 @@ T = TypeVar("T")
 
 
 class Submission(NamedTuple):
-    """One request to be added."""
+    """A request that a client wants to add."""
 
     token_ids: list[int]
     params: SamplingParams | BeamSearchParams
     service: Service
     cache_salt: str = ""
     stream: bool = False
-    """Report each token, not only the end."""
+    """Report each token and not only the end."""
 
 
 class EngineLoop:
-    """Runs `engine` in a thread of its own, until `stop`."""
+    """Runs `engine` in its own thread until `stop`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.owner = OwnerProcess("LLM")
-        """A forked child has the loop, but not its thread."""
+        """Detects a forked child: it inherits the loop, but not the thread."""
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition(threading.Lock())
         self._ids = itertools.count()
         self._clients: dict[str, weakref.ref[Mailbox]] = {}
-        """By request id, who waits for its outputs."""
+        """The mailbox of the client that waits for each request, by request id."""
         self._stopping = False
         self._then: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._run, name="vattn-engine", daemon=True)
@@ -63,9 +64,9 @@ class EngineLoop:
 
     # ------------------------------------------------------------------ for clients, from any thread
     def call(self, command: Callable[[], T]) -> T:
-        """Run a command between two steps, in the engine's thread; its result, or what it raises.
+        """Run a command in the engine's thread, between steps. Returns its result or raises its exception.
 
-        Raises RequestError when the engine is closed.
+        Raises RequestError if the engine is closed.
         """
         self.owner.require()
         if self.is_current:
@@ -85,7 +86,7 @@ class EngineLoop:
         return future.result()
 
     def look(self, command: Callable[[], T]) -> T:
-        """`call`, also when the engine is closed: there is nothing then that could change meanwhile."""
+        """Like `call`, but works on a closed engine too: nothing can change it then."""
         self.owner.require()
         if self._stopping and not self.is_current:
             self._thread.join()
@@ -95,11 +96,11 @@ class EngineLoop:
     def submit(
         self, submissions: Sequence[Submission], mailbox: Mailbox, *, wait: bool = True
     ) -> list[str]:
-        """Add all of these requests, or none; their ids. Their reports go to `mailbox`.
+        """Add all of these requests, or none of them. Returns their ids. Their reports go to `mailbox`.
 
-        Raises RequestError or CapacityError (QueueFull: too many wait) if any is refused. With `wait=False`
-        it returns before the engine has looked at them, and a refusal comes as the report of a failure.
-        While the engine sleeps they wait.
+        Raises RequestError or CapacityError if any is refused; QueueFull, a CapacityError, means that too
+        many requests are waiting. With `wait=False` it returns before the engine has checked the requests,
+        and a refusal arrives as the report of a failed request. While the engine sleeps, the requests wait.
         """
         ids = [str(next(self._ids)) for _ in submissions]
         if wait:
@@ -120,19 +121,19 @@ class EngineLoop:
         return ids
 
     def abort(self, request_id: str) -> bool:
-        """End a request now; whoever waits for it gets what it has. False: it does not run."""
+        """End a request now. Its client gets the output so far. Returns False if it is not running."""
         return self.call(lambda: self._abort(request_id))
 
     def leave(self, mailbox: Mailbox) -> None:
-        """The client does not want any more reports: its requests end. Does not wait."""
+        """End the requests of a client that wants no more reports. Does not wait."""
         mailbox.closed = True
         with self._wake:
             self._wake.notify()
 
     def stop(self, then: Callable[[], None] | None = None) -> None:
-        """End every request with an error, and the thread. Idempotent.
+        """End every request with an error, then end the thread. Idempotent.
 
-        Does not wait when it is called in that thread; `then` is called at its end.
+        Waits for the thread, unless it is called in that thread. The thread calls `then` at its end.
         """
         with self._wake:
             self._stopping = True
@@ -164,17 +165,17 @@ class EngineLoop:
 
     @property
     def _has_work(self) -> bool:
-        """Requests that were added to the engine by hand are not the loop's business."""
+        """True if a client waits for an output. Requests added directly to the engine don't count."""
         engine = self._engine
         return bool(self._clients) and (not engine.asleep or self._overdue() <= 0)
 
     def _overdue(self) -> float:
-        """Seconds until the next request times out, while the engine sleeps."""
+        """Seconds until the next request times out. Used while the engine sleeps."""
         deadline = self._engine.next_deadline
         return float("inf") if deadline is None else deadline - self._engine.executor.clock()
 
     def _wait(self) -> bool:
-        """Sleep until there is something to do; False: the end."""
+        """Sleep until there is something to do. Returns False if the loop must end."""
         with self._wake:
             while not (self._stopping or self._commands or self._has_work or self._any_gone()):
                 seconds = self._overdue() if self._clients else float("inf")
@@ -182,7 +183,8 @@ class EngineLoop:
             return not self._stopping
 
     def _obey(self) -> None:
-        """Run what was sent. A client that left before it sent a command is gone when that runs."""
+        """Run the commands that were sent, in order. If a client left before a command was sent, it counts
+        as gone when that command runs."""
         self._drop_gone()
         while self._commands:
             command = self._commands.popleft()
@@ -207,14 +209,14 @@ class EngineLoop:
             self._step_failed(error)
             deltas = self._engine.take_deltas()
         except Exception as error:
-            # A step that failed outside the model: nobody in particular is to blame, so all are told.
+            # The step failed outside the model. No single request caused it, so all clients are told.
             logger.exception("a step of the engine failed")
             self._step_failed(StepError(list(self._clients), error))
             deltas = self._engine.take_deltas()
         self._deliver(deltas)
 
     def _step_failed(self, error: StepError) -> None:
-        """End the requests that were in a failed step, so that it is not tried for ever."""
+        """End the requests of a failed step, so that the engine does not retry it forever."""
         told: dict[Mailbox, list[RequestDelta]] = {}
         for request_id in error.request_ids:
             self._engine.abort(request_id, "error", str(error))
@@ -226,7 +228,7 @@ class EngineLoop:
             mailbox.put(deltas)
 
     def _deliver(self, deltas: Sequence[RequestDelta]) -> None:
-        """Hand every client what is new, once a step."""
+        """Give every client what is new, once per step."""
         batches: dict[Mailbox, list[RequestDelta]] = {}
         for delta in deltas:
             mailbox = self._mailbox(delta.request_id)
@@ -262,7 +264,7 @@ class EngineLoop:
         return aborted
 
     def _close(self) -> None:
-        self._obey()  # those that were accepted before the end was decided
+        self._obey()  # run the commands that were accepted before `stop`
         error = RequestError("the engine was closed while the request ran")
         mailboxes = {client() for client in self._clients.values()}
         self._clients.clear()

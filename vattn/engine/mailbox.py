@@ -1,4 +1,4 @@
-"""Where the engine's loop puts what is new for one client."""
+"""Mailboxes: the engine's loop puts what is new for a client into the client's mailbox."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from vattn.engine.deltas import RequestDelta
 
 
 class Mailbox(ABC):
-    """One client's. The loop refers to it weakly: who drops its mailbox ends its requests."""
+    """The mailbox of one client. The loop holds only a weak reference to it. If the client drops the
+    mailbox, its requests end."""
 
     closed = False
-    """The client has left."""
+    """True after the client has left."""
 
     @property
     def gone(self) -> bool:
-        """True when nobody will read it any more."""
+        """True if no client will read the mailbox any more."""
         return self.closed
 
     @abstractmethod
     def put(self, deltas: Sequence[RequestDelta]) -> None:
-        """What one step brought. Called in the loop's thread; must not wait."""
+        """Store what one step produced. The loop's thread calls this; it must not block."""
 
     @abstractmethod
     def fail(self, error: Exception) -> None:
-        """The engine is gone."""
+        """Tell the client that the engine has ended."""
 
 
 class QueueMailbox(Mailbox):
-    """A mailbox that a thread waits at.
+    """A mailbox for a client thread that blocks until reports arrive.
 
-    A client holds `lease` (`with mailbox.lease:`) while it waits. The lock is let go by the interpreter
-    itself, so a client that leaves by any exception, at any instruction, counts as gone. A client that lives
-    longer than one call sets `kept`; then it leaves by `closed`, or when nothing refers to it any more.
+    The client holds `lease` (`with mailbox.lease:`) while it waits. The interpreter itself releases this
+    lock, so a client that leaves through any exception, at any instruction, counts as gone. A client that
+    lives longer than one call sets `kept`. It then leaves by setting `closed`, or when nothing refers to the
+    mailbox any more.
     """
 
     def __init__(self) -> None:
@@ -54,12 +56,12 @@ class QueueMailbox(Mailbox):
         self._news.put(error)
 
     def get(self, timeout_s: float | None = None) -> Sequence[RequestDelta]:
-        """Wait for the next reports; none when the time is up. Raises what `fail` was given."""
+        """Wait for the next reports. Returns none if the time is up. Raises the error given to `fail`."""
         try:
             news = self._news.get(timeout=timeout_s)
         except queue.Empty:
             return []
         if isinstance(news, Exception):
-            self._news.put(news)  # for whoever asks again
+            self._news.put(news)  # so that the next call raises it too
             raise news
         return news

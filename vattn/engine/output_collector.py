@@ -1,6 +1,6 @@
-"""One request's output, put together from the engine's reports: this is where text is made.
+"""Builds a request's output from the engine's reports and turns its tokens into text.
 
-    EngineLoop ── RequestDelta ──> OutputCollector ──> RequestOutput      in the thread of whoever asked
+    EngineLoop ── RequestDelta ──> OutputCollector ──> RequestOutput      in the client's thread
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vattn.sampling.detokenize import Finish, IncrementalDetokenizer, TokenText
 
 
 class _Branch:
-    """One output so far, and how much of it has been given out."""
+    """One output so far, and how much of it the client has received."""
 
     def __init__(self, text: IncrementalDetokenizer, include_stop: bool) -> None:
         self.text = ""
@@ -26,10 +26,10 @@ class _Branch:
         self._detokenizer = text
         self._include_stop = include_stop
         self.given = (0, 0)
-        """Characters and tokens that went out as deltas."""
+        """Characters and tokens that the client has received as deltas."""
 
     def add(self, delta: BranchDelta) -> None:
-        """Take in what is new. Raises whatever the tokenizer raises; then nothing but tokens is there."""
+        """Add what is new. Raises what the tokenizer raises; the output then has tokens but no text."""
         self.token_ids += delta.token_ids
         self.finish = delta.finish
         for token, entry in zip(delta.token_ids, delta.logprobs, strict=False):
@@ -40,7 +40,7 @@ class _Branch:
     def _decode(self, delta: BranchDelta) -> str:
         shown = delta.token_ids
         if delta.finish is not None and delta.finish.reason == "stop" and not self._include_stop:
-            shown = shown[:-1]  # the text of an EOS or stop token is left out
+            shown = shown[:-1]  # leave out the text of the EOS or stop token
         for token in shown:
             self._detokenizer.append(token)
         if delta.finish is not None:
@@ -49,9 +49,9 @@ class _Branch:
 
 
 class OutputCollector:
-    """Collects the reports of one request. Each costs what is new, whatever there was before.
+    """Collects the reports of one request. The cost of a report depends only on what is new in it.
 
-    `vocabulary`: None: no text.
+    Without a `vocabulary` (None) outputs have no text.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class OutputCollector:
         self._branches = [] if isinstance(params, BeamSearchParams) else self._new_branches(self._params)
 
     def _new_branches(self, params: SamplingParams) -> list[_Branch]:
-        # What the engine decodes, to find stop strings, is not decoded here.
+        # The engine decodes outputs with stop strings, so they are not decoded again here.
         vocabulary = None if params.stop_strings else self._vocabulary
         plain = replace(params, stop=None)
         return [
@@ -87,7 +87,7 @@ class OutputCollector:
         ]
 
     def add(self, delta: RequestDelta) -> bool:
-        """Take in a report. False: its text can't be made; the output is over, with an error that says so."""
+        """Add a report. Returns False if its text can't be made; the output then ends with an error."""
         self._metrics = delta.metrics
         self._error = delta.error
         self.finished = delta.finished
@@ -99,7 +99,7 @@ class OutputCollector:
             for new in delta.branches:
                 logprobs = [] if self._params.logprobs is None else map(self._annotate, new.logprobs)
                 self._branches[new.branch].add(new._replace(logprobs=list(logprobs) or new.logprobs))
-        except Exception as error:  # a tokenizer's own
+        except Exception as error:  # a tokenizer may raise anything
             self._error = (
                 f"its text could not be made ({type(error).__name__}: {error}): try again; "
                 "detokenize=False does without the tokenizer"
@@ -121,7 +121,7 @@ class OutputCollector:
 
     # ------------------------------------------------------------------ what users see
     def output(self) -> RequestOutput:
-        """The request as it stands; with `output_kind="delta"`, what is new since the last call."""
+        """The output so far, or with `output_kind="delta"`, what is new since the last call."""
         prompt_logprobs = None
         if self._params.prompt_logprobs is not None:
             prompt_logprobs = list(self._prompt_logprobs) or [None]
@@ -138,7 +138,7 @@ class OutputCollector:
 
     def _outputs(self) -> list[CompletionOutput]:
         branches = self._branches
-        if len(branches) > self._params.n:  # best_of: the most likely ones
+        if len(branches) > self._params.n:  # best_of: keep the most likely ones
             branches = sorted(branches, key=lambda b: -b.cumulative_logprob)[: self._params.n]
         return [self._completion(index, branch) for index, branch in enumerate(branches)]
 

@@ -1,4 +1,4 @@
-"""From scheduled requests to packed tokens, and from logit rows back to requests."""
+"""Packs the tokens of scheduled requests into one batch, and maps logit rows back to requests."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from vattn.engine.scheduler import Scheduled
 
 
 class PromptRows(NamedTuple):
-    """Logits of prompt positions, for a request that asked for `prompt_logprobs`."""
+    """The logit rows of prompt positions of a request that asked for `prompt_logprobs`."""
 
     request: Request
     start: int
-    """Position of the first row's token."""
+    """Position in the prompt of the first row's token."""
     rows: slice
-    """In the step's logits."""
+    """Rows of the step's logits."""
     next_token_ids: list[int]
-    """What each row predicts."""
+    """The token that follows each row's position."""
 
 
 class PackedBatch(NamedTuple):
-    """A step's tokens, one chunk behind the other, and which of them need logits."""
+    """A step's tokens, chunk after chunk, and the positions that need logits."""
 
     token_ids: list[int]
-    """0 where the token is pending."""
+    """Token ids; 0 where the token is pending."""
     pending: list[tuple[int, int]]
-    """(index in the packed tokens, row in the step in flight) of pending tokens."""
+    """For each pending token: (index in the packed tokens, row in the step in flight)."""
     positions: list[int]
     logit_rows: list[int]
-    """Indices into the packed tokens; rows of the step's logits are in this order."""
+    """Indices into the packed tokens. The rows of the step's logits are in this order."""
     sample_rows: list[int]
-    """Rows of the step's logits that give next tokens, in order of the items that sample."""
+    """Rows of the step's logits that give next tokens, in the order of the items that sample."""
     prompt_rows: list[PromptRows]
 
 
 def pack(items: Sequence[Scheduled]) -> PackedBatch:
-    """Lay out a step. Only rows somebody reads get logits: they are most of a small model's work."""
+    """Pack the tokens of a step. Only rows that are read get logits, because computing logits is most of a
+    small model's work."""
     token_ids: list[int] = []
     pending: list[tuple[int, int]] = []
     positions: list[int] = []
@@ -54,7 +55,7 @@ def pack(items: Sequence[Scheduled]) -> PackedBatch:
             pending.append((len(token_ids), request.pending_row))
             token_ids.append(0)
         positions += range(start, end)
-        # Rows before `wanted_from` are known from before a preemption.
+        # Rows before `wanted_from` were already computed before a preemption.
         wanted_from = max(start, len(request.prompt_logprobs) - 1)
         wanted = range(wanted_from, min(end, len(request.prompt_token_ids) - 1))
         if request.params.prompt_logprobs is not None and wanted:

@@ -1,7 +1,8 @@
-"""Who goes first: a policy gives every request a rank, once, when it arrives.
+"""Policies decide which request goes first. A policy gives every request a rank once, when it arrives.
 
-A smaller rank is more urgent. Ranks never change and no two are equal, so that at any moment the same
-request is the most urgent one: it is never preempted for another, and finishes. Then the next one does.
+A smaller rank is more urgent. Ranks never change and no two are equal, so the most urgent request stays the
+most urgent one until it ends. It is never preempted for another request, so it finishes. Then the same holds
+for the next one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from vattn.engine.request import Rank, Request
 
 
 class Policy(ABC):
-    """Ranks requests."""
+    """Gives requests their ranks."""
 
     @abstractmethod
     def rank(self, request: Request, clock: int) -> Rank:
@@ -21,23 +22,23 @@ class Policy(ABC):
 
 
 class FirstComeFirstServed(Policy):
-    """By order of arrival."""
+    """Ranks requests by order of arrival."""
 
     def rank(self, request: Request, clock: int) -> Rank:
         return (0, request.arrival)
 
 
 class Priority(Policy):
-    """By `priority`, smaller first, and ageing: waiting makes up for it.
+    """Ranks requests by `priority`, smaller first, and by age, so that a low priority never waits forever.
 
-    A waiting request gains one unit of priority per `ageing_tokens` tokens that the engine schedules.
-    All gain at the same rate, so who of two goes first never changes and can be decided on arrival:
+    A waiting request gains one unit of priority per `ageing_tokens` tokens that the engine schedules. All
+    requests gain at the same rate, so the order of two requests never changes and can be decided on arrival:
 
         urgency at time c   priority - (c - arrived) / ageing  <  other - (c - other_arrived) / ageing
         the same for all c  priority x ageing + arrived        <  other x ageing + other_arrived
 
-    Hence the bound: a request of priority p is never overtaken by one of priority q that arrives more
-    than (p - q) x ageing_tokens scheduled tokens after it.
+    This gives a bound: a request of priority p is never overtaken by a request of priority q that arrives
+    more than (p - q) x ageing_tokens scheduled tokens later.
     """
 
     def __init__(self, ageing_tokens: int) -> None:
@@ -48,5 +49,5 @@ class Priority(Policy):
 
 
 def create_policy(name: PolicyName, ageing_tokens: int) -> Policy:
-    """The policy of that name; `ageing_tokens` is of `priority` alone."""
+    """Create the policy with this name. Only `priority` uses `ageing_tokens`."""
     return Priority(ageing_tokens) if name == "priority" else FirstComeFirstServed()

@@ -1,9 +1,9 @@
-"""How a request gives up its memory: dropped and computed again, or copied to the host and back.
+"""Preemption frees a request's KV: it is dropped and recomputed later, or swapped to the host and back.
 
-    recompute   tokens that nobody else holds  x  seconds of a prompt token
+    recompute   tokens that no other request holds  x  seconds per prompt token
     swap        2  x  bytes of K and V  /  bandwidth of a copy
 
-`auto` takes what is predicted to cost less, and keeps both predictions and what came of it.
+`auto` chooses the way with the lower predicted cost. It records both predictions and the real cost.
 """
 
 from __future__ import annotations
@@ -25,42 +25,43 @@ How = Literal["recompute", "swap"]
 RECORDS_KEPT = 1000
 
 COPY_ERRORS = (DriverError, MemoryError, RuntimeError)
-"""What a copy between device and host can fail with; torch's own are RuntimeErrors."""
+"""Errors that a copy between device and host can raise. Torch raises RuntimeError."""
 
 
 @dataclass
 class PreemptionRecord:
-    """One preemption: what was predicted, what was done, what it cost."""
+    """One preemption: the predicted costs, the chosen way and the real cost."""
 
     request_id: str
     tokens: int
-    """That had K and V."""
+    """Tokens of the request whose K and V were in the cache."""
     shared: int
-    """Of these, tokens that another request held as well."""
+    """Those of them that another request held as well."""
     predicted_recompute_s: float | None
-    """None: no prompt has been timed yet."""
+    """Predicted seconds to recompute; None if no prompt has been timed yet."""
     predicted_swap_s: float | None
-    """None: there is no swap space, or not enough."""
+    """Predicted seconds to swap; None if there is no swap space, or not enough."""
     how: How
     actual_s: float | None = None
-    """Seconds of the copies out and in; of computing again, by the measured speed. None: not back yet."""
+    """Real cost in seconds: the copies out and in, or the recomputation at the measured speed. None until
+    the request runs again."""
     recomputed: int = 0
-    """Tokens that were computed again."""
+    """Tokens that were recomputed."""
 
 
 class Preemption:
-    """Takes memory from requests and knows what it will cost to bring them back."""
+    """Takes memory from requests and gives it back. Predicts what each way of doing so costs."""
 
     def __init__(self, kv: KVCache, mode: PreemptionMode = "recompute") -> None:
         self.kv = kv
         self.mode = mode
         self.speed = SpeedMeter()
         self.records: deque[PreemptionRecord] = deque(maxlen=RECORDS_KEPT)
-        """The last ones."""
+        """The most recent preemptions."""
         self.swaps = 0
         self.recomputes = 0
         self.recomputed_tokens = 0
-        """Tokens computed again because their K and V had been dropped."""
+        """Tokens that were recomputed because their K and V had been dropped."""
         self._away: dict[str, PreemptionRecord] = {}
 
     def give_up(self, request: Request) -> How:
@@ -79,7 +80,7 @@ class Preemption:
         return record.how
 
     def take_back(self, request: Request, *, resumed: bool) -> int | None:
-        """Give a request memory; how many of its tokens need not be computed. None: memory is short."""
+        """Give a request memory. Returns how many tokens need no computing; None if memory is short."""
         started = time.perf_counter()
         request_id, record = request.request_id, self._away.get(request.request_id)
         cached = None
@@ -99,7 +100,7 @@ class Preemption:
         return cached
 
     def forget(self, request: Request) -> None:
-        """A request has ended, wherever its K and V are."""
+        """Forget a request that has ended, whether its K and V are in the cache or swapped out."""
         self.kv.discard(request.request_id)
         self._away.pop(request.request_id, None)
 
@@ -107,10 +108,11 @@ class Preemption:
         try:
             return self.kv.swap_out(request_id)
         except COPY_ERRORS:
-            return False  # it still lives: what can't be copied is computed again
+            return False  # the request goes on: its KV can't be copied, so it is recomputed
 
     def _swap_in(self, request: Request) -> int | None:
-        """None: memory is short and it stays swapped; or the copy failed, and it is not swapped any more."""
+        """Copy a request's K and V back. Returns None if memory is short, and the request stays swapped; also
+        None if the copy failed, and the request is then no longer swapped."""
         request_id = request.request_id
         try:
             return self.kv.swap_in(request_id, request.token_ids, salt=request.salt)
@@ -126,7 +128,7 @@ class Preemption:
         swap, space = None, self.kv.swap
         nbytes = self.kv.written(request.request_id) * self.kv.shape.token_bytes
         if self.mode != "recompute" and space is not None and nbytes and space.fits(nbytes):
-            with suppress(*COPY_ERRORS):  # no memory for the measurement: none for the copy
+            with suppress(*COPY_ERRORS):  # without memory for the measurement there is none for the copy
                 swap = 2 * nbytes / space.bandwidth
         return PreemptionRecord(
             request.request_id, tokens, shared, recompute, swap, self._choose(recompute, swap)
@@ -141,7 +143,7 @@ class Preemption:
 
 
 class ScriptedPreemption(Preemption):
-    """Does what a log says: for replays, which can't measure what the log's machine measured."""
+    """Follows the decisions in a log. A replay needs this, because it can't measure the log's machine."""
 
     def __init__(self, kv: KVCache) -> None:
         super().__init__(kv)

@@ -1,4 +1,4 @@
-"""An event log as a script: its tokens are an executor's results, its events what an engine must tell.
+"""Plays an event log as a script: an executor returns its tokens, and the engine must repeat its events.
 
 engine ──── trace (arrive, step, tokens, finish …) ────> Script   compares it with the next event
        <─── ScriptedExecutor.collect ────────────────── Script   the tokens of the next event
@@ -28,27 +28,28 @@ _KNOWN = {
     "fork", "extend", "drop", "finish", "abort", "timeout", "reset", "resize", "resize_failed",
 }  # fmt: skip
 _OF_TOKENS = ("fork", "extend", "drop", "finish")
-"""What the tokens of a step lead to."""
+"""Events that follow from the tokens of a step."""
 
 
 class Script(EventLog):
-    """The events of a log, one after another; `trace` of the engine that does them again."""
+    """Reads the events of a log in order. It is also the `trace` of the replaying engine, so it receives
+    what that engine does."""
 
     def __init__(self, events: Iterator[tuple[int, Event]], path: Path) -> None:
         self.path = path
         self.steps = 0
         self.decisions = 0
-        """Decisions that came out the same."""
+        """Number of decisions that matched the log."""
         self.divergence: str | None = None
-        """The first difference. From then on nothing is compared."""
+        """Description of the first difference. Nothing is compared after it."""
         self._events = events
         self._ahead: deque[tuple[int, Event]] = deque()
         self._ends: dict[str, Event] = {}
-        """Outputs that end with the tokens just given, by request id."""
+        """By request id, the `finish` events of outputs that end with the current tokens."""
 
     # ------------------------------------------------------------------ reading
     def peek(self, ahead: int = 0) -> Event | None:
-        """The event that comes `ahead` events after the next one; None: the log is over by then."""
+        """The event `ahead` places after the next one; None if the log ends before it."""
         while len(self._ahead) <= ahead:
             found = next(self._events, None)
             if found is None:
@@ -60,7 +61,7 @@ class Script(EventLog):
 
     @property
     def line(self) -> int:
-        """The number of the next event's line; 0: the log is over."""
+        """The line number of the next event; 0 if the log is over."""
         return self._ahead[0][0] if self.peek() is not None else 0
 
     def skip(self) -> None:
@@ -68,13 +69,13 @@ class Script(EventLog):
         self._ahead.popleft()
 
     def differs(self, why: str) -> None:
-        """Note the first difference, at the next event."""
+        """Record the first difference, at the line of the next event."""
         if self.divergence is None:
             step = (self.peek() or {"step": "?"})["step"]
             self.divergence = f"line {self.line}, step {step}: {why}"
 
     def hows(self) -> deque[How]:
-        """What became of the requests preempted next: that depended on the speed of the log's machine."""
+        """How the next preempted requests gave up their KV. It depended on the speed of the log's machine."""
         found: deque[How] = deque()
         for event in self._until("step", "resize"):
             if event["event"] == "preempt":
@@ -82,7 +83,7 @@ class Script(EventLog):
         return found
 
     def refuse_failures(self) -> None:
-        """Raise ConfigError when the next step failed in a way that the log does not tell whole."""
+        """Raise ConfigError if the next step failed and the log does not record enough to replay it."""
         first = self.peek()
         if first is not None and first["event"] == "step_failed":
             raise ConfigError(
@@ -111,12 +112,12 @@ class Script(EventLog):
 
     # ------------------------------------------------------------------ tokens
     def settles_now(self) -> bool:
-        """Whether tokens in flight were waited for before the next step was scheduled."""
+        """True if the engine waited for the tokens in flight before it scheduled the next step."""
         event = self.peek()
         return event is not None and event["event"] in ("tokens", *_OF_TOKENS)
 
     def tokens_of(self, sampling: Sequence[Request]) -> list[int]:
-        """What was sampled for each; -1: nothing."""
+        """The token sampled for each request; -1 if there was none."""
         event = self.peek()
         if self.divergence is not None or event is None or event["event"] != "tokens":
             self._ends = {}
@@ -131,11 +132,11 @@ class Script(EventLog):
         return [given.get(request.request_id, -1) for request in sampling]
 
     def end_of(self, request_id: str) -> Event | None:
-        """How an output ends with the token it just got; None: it goes on."""
+        """The event with which an output ends at its current token; None if it goes on."""
         return self._ends.get(request_id)
 
     def end_order(self) -> dict[str, int]:
-        """Ids of requests that end next, in their order."""
+        """Position in the order of ending, by id, of the requests that end next."""
         order: dict[str, int] = {}
         while (event := self.peek(len(order))) is not None:
             if event["event"] not in ("finish", "abort", "timeout") or event["id"] in order:
@@ -204,14 +205,14 @@ class Script(EventLog):
 
 
 class ScriptedExecutor(Executor):
-    """Steps whose tokens are in a script. They take no time."""
+    """An executor that returns the tokens of a script. Its steps take no time."""
 
     def __init__(self, kv: KVCache, script: Script) -> None:
         self._kv = kv
         self._script = script
 
     def clock(self) -> float:
-        return 0.0  # no deadline passes by itself: the log says which did
+        return 0.0  # no deadline may pass by itself: the log records which did
 
     def launch(self, items: Sequence[Scheduled], behind: list[Request] | None) -> list[Request]:
         event = self._script.peek()
@@ -241,7 +242,7 @@ _FIELDS = {
     "abort": ("id", "reason"),
     "timeout": ("id", "reason"),
 }
-"""What is compared of each kind of event."""
+"""The fields that are compared for each kind of event."""
 
 
 def _told(event: Event) -> tuple[Any, ...]:
@@ -251,7 +252,7 @@ def _told(event: Event) -> tuple[Any, ...]:
 
 
 def read_events(path: Path) -> Iterator[tuple[int, Event]]:
-    """Line numbers and events. Raises ConfigError where a line is none."""
+    """Yield line numbers and events. Raises ConfigError if a line is not an event."""
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):

@@ -1,4 +1,4 @@
-"""One request from arrival to its last token: what the scheduler knows about it."""
+"""The state of one request, from its arrival to its last token."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from vattn.engine.groups import Group
 
 Rank = tuple[int, int]
-"""Smaller goes first; of no two requests equal (`vattn.engine.policy`)."""
+"""The smaller rank goes first. No two requests have the same rank (see `vattn.engine.policy`)."""
 
 
 class RequestStatus(StrEnum):
     """WAITING -> RUNNING -> FINISHED, and back to WAITING on preemption.
 
-    HELD: it can't go on before others of its group have: a branch whose prompt is being computed by
-    another, or a beam that gave up its memory while it waited for the rest.
+    HELD: the request must wait for others of its group. It is a branch whose prompt another branch
+    computes, or a beam that gave up its memory while it waited for the other beams.
     """
 
     HELD = "held"
@@ -47,37 +47,38 @@ class Request:
     request_id: str
     prompt_token_ids: list[int]
     output_token_ids: list[int]
-    """The list that `sampling` watches; grows by `append`."""
+    """The list that `sampling` reads; `append` adds to it."""
     params: SamplingParams
     sampling: SamplingState
     stop: StopChecker
     arrival: int
-    """Order of arrival: smaller is older."""
+    """Order of arrival; smaller is older."""
     max_tokens: int
-    """Output tokens at most, the model's length taken into account."""
+    """Maximum number of output tokens. The model's maximum length is already taken into account."""
     metrics: RequestMetrics
     stream: bool = False
-    """Report after each token, not only at the end."""
+    """Report the request after each token and not only at the end."""
     service: Service = DEFAULT_SERVICE
     rank: Rank = (0, 0)
-    """Given by the scheduler on arrival."""
+    """The scheduler sets it when the request arrives."""
     salt: str | None = None
-    """With whom it shares cached prefixes; None: with nobody."""
+    """The request shares cached prefixes with requests of the same salt; with none if this is None."""
     group: Group | None = None
-    """The requests that answer the same prompt, if there are others."""
+    """The group of requests that answer the same prompt, if there are several."""
     token_ids: list[int] = field(init=False)
     num_computed: int = 0
     pending_row: int | None = None
-    """Row of its newest token in the step in flight: it exists, but the host does not know it yet."""
+    """Row of the newest token in the step in flight. That token is sampled, but the host does not know it
+    yet."""
     status: RequestStatus = RequestStatus.WAITING
     finish: Finish | None = None
     error: str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of output tokens that were not reported yet."""
+    """Log-probabilities of output tokens that have not been reported yet."""
     cumulative_logprob: float = 0.0
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     _reported: int = 0
-    """Output tokens that were reported."""
+    """Number of output tokens that have been reported."""
     _finish_reported: bool = False
     _prompt_logprobs_reported: int = 0
 
@@ -86,31 +87,31 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Its tokens, a pending one included."""
+        """Number of tokens, including a pending one."""
         return len(self.token_ids) + self.sampling.pending
 
     @property
     def num_remaining(self) -> int:
-        """Tokens whose K and V are still to be computed."""
+        """Number of tokens whose K and V must still be computed."""
         return len(self.token_ids) + self.sampling.pending - self.num_computed
 
     @property
     def idle(self) -> bool:
-        """All its tokens are computed: a beam that waits for the others of its group."""
+        """True if all tokens are computed. The request is then a beam that waits for the other beams."""
         return not self.num_remaining
 
     @property
     def ends_with_pending(self) -> bool:
-        """The pending token is its last, whatever it is: nothing more needs computing."""
+        """True if the pending token reaches the maximum length, so nothing more needs computing."""
         return len(self.output_token_ids) + self.sampling.pending >= self.max_tokens
 
     def add_pending(self, row: int) -> None:
-        """A token was sampled at `row` of the step just launched."""
+        """Record that the step just launched samples a token at `row`."""
         self.pending_row = row
         self.sampling.pending += 1
 
     def settle_pending(self) -> None:
-        """The oldest pending token has arrived."""
+        """Record that the host now knows the oldest pending token."""
         self.sampling.pending -= 1
         if not self.sampling.pending:
             self.pending_row = None
@@ -120,7 +121,7 @@ class Request:
         return self.status is RequestStatus.FINISHED
 
     def append(self, token: int, logprobs: TokenLogprobs | None) -> Finish | None:
-        """Enter a sampled token; says why the output ends with it, if it does."""
+        """Append a sampled token. Returns why the output ends with it, or None if it goes on."""
         self.token_ids.append(token)
         self.output_token_ids.append(token)
         self.metrics.num_output_tokens += 1
@@ -130,7 +131,7 @@ class Request:
         return self.stop.push(token)
 
     def take_delta(self, index: int) -> BranchDelta | None:
-        """What is new since the last call, as output `index` of its group; None: nothing."""
+        """What is new since the last call, as output `index` of the group; None if nothing is new."""
         tokens = self.output_token_ids[self._reported :]
         finish = None if self._finish_reported else self.finish
         if not tokens and finish is None:
@@ -142,7 +143,7 @@ class Request:
         return BranchDelta(index, tokens, logprobs, finish, self.stop.detokenizer.take() if decodes else None)
 
     def take_prompt_logprobs(self) -> list[TokenLogprobs | None]:
-        """Entries of the prompt that are new since the last call."""
+        """The prompt's log-probability entries that are new since the last call."""
         new = self.prompt_logprobs[self._prompt_logprobs_reported :]
         self._prompt_logprobs_reported += len(new)
         return new

@@ -1,4 +1,4 @@
-"""Run the model on a packed batch: tokens in, logits of the rows that matter out."""
+"""Runs the model on a packed batch and returns the logits of the rows that are needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vattn.models.lease import Loan
 
 
 class Runner:
-    """A transformers causal LM with our attention; decodes from `graphs`, if any."""
+    """Runs a transformers causal LM with our attention. Decodes replay `graphs`, if there are any."""
 
     def __init__(
         self,
@@ -23,26 +23,26 @@ class Runner:
         graphs: DecodeGraphs | None = None,
         loan: Loan | None = None,
     ) -> None:
-        """`loan`: proves in every step that the model still has our attention."""
+        """`loan` checks in every step that the model still uses our attention."""
         self.model = model
         self._loan = loan
         self.attention = attention
         self.device = device
         self.graphs = graphs
         self.timer: StepTimer | None = None
-        """Times the attention of steps that do not run from graphs; None: nobody asks."""
+        """Times the attention of steps that do not run from graphs; None if no probe needs it."""
 
     @torch.inference_mode()
     def run(self, packed: PackedBatch, inputs: AttentionInputs, last_tokens: Tensor | None) -> Tensor:
         """One forward pass over packed tokens.
 
-        `last_tokens` `[rows]`, on the device, has the values of pending tokens. Returns logits
+        `last_tokens` `[rows]`, on the device, holds the values of pending tokens. Returns logits
         `[len(packed.logit_rows), vocab]`. K and V of all tokens are in the cache afterwards.
-        Raises ModelChanged, whatever it computed, if the caller's model lost our attention.
+        Raises ModelChanged if the model no longer uses our attention. The result is then discarded.
         """
         if self._loan is not None:
             self._loan.check()
-        with torch.autocast(self.device.type, enabled=False):  # the caller's must not reach in
+        with torch.autocast(self.device.type, enabled=False):  # the caller's autocast must not apply here
             logits = self._logits(packed, inputs, last_tokens)
         if self._loan is not None:
             self._loan.check()
@@ -69,7 +69,7 @@ class Runner:
         return result
 
     def record_event(self) -> torch.cuda.Event | None:
-        """Marks the work submitted so far; None on a CPU, where it is done."""
+        """Record an event after the work submitted so far. Returns None on a CPU, where that work is done."""
         if self.device.type != "cuda":
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -1,19 +1,19 @@
-"""Continuous batching: which tokens of which requests go into the next step.
+"""Continuous batching: the scheduler chooses which tokens of which requests run in the next step.
 
-Each step has a budget of tokens. Decodes (one token each) come first, so a long prompt never stalls
-those who already stream; what is left of the budget goes to prompts, cut into chunks, tenant by tenant
-in fair turns (`turns`), and within a tenant by rank (`policy`).
+Each step has a token budget. Decodes (one token each) come first, so a long prompt never stalls requests
+that are already decoding. The rest of the budget goes to prompts, as chunked prefill. Tenants take fair turns
+(`turns`), and within a tenant the rank decides (`policy`).
 
     waiting (by rank) --admit--> running --finish--> done
             ^                       |
-            +------- preempt -------+        its KV is dropped and recomputed later
+            +------- preempt -------+        its KV is dropped and recomputed, or swapped out and in
 
-Who yields when memory runs short, and who may push another out, is decided by `levels`. With one tenant
-that is: the least urgent yields, and nobody is pushed out.
+`levels` decides which request yields when memory runs short, and when a new request may preempt a running
+one. With a single tenant the least urgent request yields, and a new request never preempts a running one.
 
 No deadlock: the most urgent running request is never preempted for another one, so it finishes, and
-then the next is the most urgent. No starvation: a request that memory was short for is tried first in
-the next step, and meanwhile memory goes only to tenants that hold less than its own.
+then the next is the most urgent. No starvation: a request that found no memory is tried first in the next
+step. Until it runs, only tenants that hold less than its own tenant get memory.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from vattn.kv.base import Chunk, KVCache
 PreemptReason = Literal["memory", "share", "resize"]
 
 QUANTUM_STEPS = 4
-"""A tenant's turn lasts so many steps at most: a prompt no longer than that is served in one go."""
+"""Maximum number of steps in a tenant's turn. A shorter prompt is prefilled in one turn."""
 
 
 class Scheduled(NamedTuple):
-    """`length` tokens of `request`, from `request.num_computed` on."""
+    """The next `length` tokens of `request`, starting at `request.num_computed`."""
 
     request: Request
     length: int
@@ -51,42 +51,44 @@ class Scheduled(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """True when the chunk reaches the last token, whose logits give the next one."""
+        """True if the chunk reaches the request's last token, whose logits give the next token."""
         return self.length == self.request.num_remaining
 
 
 class Admitted(NamedTuple):
-    """A request began to run."""
+    """A request that began to run."""
 
     request: Request
     cached: int
-    """Tokens that need not be computed."""
+    """Tokens that need no computing, because their K and V are in the cache."""
 
 
 class Preempted(NamedTuple):
-    """A request yielded what it held."""
+    """A request that gave up its memory and its slot."""
 
     request: Request
     reason: PreemptReason
-    """`memory`: a running request had to grow. `share`: another tenant was entitled to the place.
+    """`memory`: a running request had to grow. `share`: another tenant was entitled to the memory or slot.
     `resize`: the cache became smaller."""
     by: Request
-    """Who got it; itself, when it could not grow and was the first to yield, or nobody did."""
+    """The request that it yielded to. It is the request itself if that could not grow and was the first to
+    yield, or if no other request got its memory."""
     how: How
-    """What became of its K and V."""
+    """Whether its K and V were dropped or swapped out."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step: decodes first, then prompt chunks."""
+    """The work of one step: decodes first, then prompt chunks."""
 
     items: list[Scheduled]
     admitted: list[Admitted] = field(default_factory=list)
     preempted: list[Preempted] = field(default_factory=list)
     starved: list[Request] = field(default_factory=list)
-    """Requests that get no memory although nobody else has any: they must fail, or all would wait."""
+    """Requests that get no memory although no other request holds any. They must fail, or all requests
+    would wait forever."""
     failed: list[tuple[Request, Exception]] = field(default_factory=list)
-    """Requests whose memory could not be had, and what the driver or a copy raised."""
+    """Requests that got no memory, with the error that the driver or a copy raised."""
 
     @cached_property
     def num_tokens(self) -> int:
@@ -95,31 +97,31 @@ class Batch:
 
 @dataclass
 class _Plan:
-    """A step in the making."""
+    """The state of a step while it is being scheduled."""
 
     budget: int
-    """Tokens left."""
+    """Tokens left in the budget."""
     lengths: dict[Request, int] = field(default_factory=dict)
     prompts: dict[str, list[Request]] = field(default_factory=dict)
-    """By tenant and rank: running requests with more than a token to compute."""
+    """Running requests with more than one token to compute, by tenant, sorted by rank."""
     admitted: list[Admitted] = field(default_factory=list)
     preempted: list[Preempted] = field(default_factory=list)
     starved: list[Request] = field(default_factory=list)
     failed: list[tuple[Request, Exception]] = field(default_factory=list)
     closed: set[str] = field(default_factory=set)
-    """Tenants of which no more is admitted in this step."""
+    """Tenants whose waiting requests are no longer admitted in this step."""
     short: dict[str, float] = field(default_factory=dict)
-    """Tenants that memory is short for, and their levels."""
+    """Levels of the tenants whose next request found no memory."""
 
     def add_prompt(self, request: Request) -> None:
         bisect.insort(self.prompts.setdefault(request.service.tenant, []), request, key=lambda r: r.rank)
 
 
 class Scheduler:
-    """Over any KV cache; knows nothing of models.
+    """Schedules requests over any KV cache. It knows nothing about models.
 
-    `policy`: ranks requests; None: first come, first served. `weights`: fair shares of tenants.
-    `preemption`: takes memory from requests and gives it back; None: what is dropped is computed again.
+    `policy` ranks requests; None means first come, first served. `weights` are the fair shares of tenants.
+    `preemption` takes memory from requests and gives it back; None means that dropped KV is recomputed.
     """
 
     def __init__(
@@ -140,14 +142,14 @@ class Scheduler:
         self.turns = FairTurns(weights or {}, QUANTUM_STEPS * max_num_batched_tokens)
         self.waiting = WaitingRequests()
         self.running: list[Request] = []
-        """By rank."""
+        """Running requests, sorted by rank."""
         self.clock = 0
-        """Tokens scheduled so far."""
+        """Number of tokens scheduled so far."""
         self.num_preemptions = 0
         self.unfreed: list[str] = []
-        """Ids of requests that have ended but whose memory could not be let go yet."""
+        """Ids of requests that have ended but whose memory could not be freed yet."""
         self._short: list[str] = []
-        """Tenants whose head found no memory in the last step, in the order they were refused."""
+        """Tenants whose most urgent waiting request found no memory in the last step, in order of refusal."""
 
     # ------------------------------------------------------------------ requests come and go
     def add(self, request: Request) -> None:
@@ -155,7 +157,8 @@ class Scheduler:
         self._enqueue(request)
 
     def finish(self, request: Request) -> None:
-        """Take a request out, wherever it is, and let its memory go; if that fails, at the next step."""
+        """Remove a request, in whatever state it is, and free its memory. If freeing fails, the next step
+        tries again."""
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
             self.unfreed.append(request.request_id)
@@ -166,7 +169,7 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
 
     def _free(self) -> None:
-        """Let go the memory of those that have ended. What the driver refuses is tried again later."""
+        """Free the memory of requests that have ended. What the driver refuses is tried again later."""
         for request_id in list(self.unfreed):
             if request_id in self.kv.live():
                 try:
@@ -176,9 +179,10 @@ class Scheduler:
             self.unfreed.remove(request_id)
 
     def fork(self, parent: Request, child: Request, tokens: int) -> bool:
-        """Let a child, ranked by whoever made it, begin with the first `tokens` computed tokens of a parent.
+        """Let a child begin with the first `tokens` computed tokens of a parent. The child must have a rank.
 
-        False: there is no place or no memory for it, or the parent has none; it waits as any request.
+        Returns False if there is no slot or no memory for the child, or if the parent holds no memory. The
+        child then waits like any request.
         """
         child.num_computed = 0
         try:
@@ -200,7 +204,7 @@ class Scheduler:
         return True
 
     def resume(self, request: Request) -> None:
-        """A held request can go on."""
+        """Let a held request go on."""
         if request.status is RequestStatus.HELD:
             self._enqueue(request)
 
@@ -209,7 +213,7 @@ class Scheduler:
         return bool(self.running or self.waiting)
 
     def would_wait(self, arrivals: Mapping[str, int]) -> dict[str, int]:
-        """Of each tenant, how many requests would wait if so many more arrived: those beyond free slots."""
+        """For each tenant, how many requests would wait, beyond the free slots, after these arrivals."""
         beyond = len(self.waiting) + sum(arrivals.values()) - (self.max_num_seqs - len(self.running))
         return {t: max(0, min(beyond, self.waiting.count(t) + n)) for t, n in arrivals.items()}
 
@@ -219,7 +223,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------ one step
     def schedule(self) -> Batch:
-        """Choose the next step's tokens. Memory for all of them is there when this returns."""
+        """Choose the next step's tokens. All of them have memory when this returns."""
         plan = _Plan(self.max_num_batched_tokens)
         if self.unfreed:
             self._free()
@@ -230,7 +234,7 @@ class Scheduler:
             self._unblock(plan)
         if not self.running and not (plan.preempted or plan.failed):
             heads = [self.waiting.head(tenant) for tenant in plan.short]
-            # The whole cache is free, and still the first one does not fit.
+            # The whole cache is free, and the first request still does not fit.
             plan.starved += [r for r in heads if r is not None and r.pending_row is None][:1]
         self._short = list(plan.short)
         batch = Batch(
@@ -244,15 +248,15 @@ class Scheduler:
         return batch
 
     def _decodes(self, plan: _Plan) -> None:
-        """A token for everybody who has just one to compute."""
+        """Schedule one token for each running request that has exactly one to compute."""
         given: dict[str, int] = {}
-        # Most urgent first: it takes its memory before the others can.
+        # Most urgent first, so that it takes memory before the others can.
         for request in list(self.running):
             if request.num_remaining != 1 or request.status is not RequestStatus.RUNNING:
                 continue
             if request.ends_with_pending:
                 continue
-            # Nearly always there is room; only where there is none, others have to be looked at.
+            # There is nearly always room. Other requests matter only when there is none.
             try:
                 grown = self.kv.grow(request.request_id, request.num_tokens)
                 if not grown:
@@ -270,18 +274,18 @@ class Scheduler:
         self._charge(given, plan)
 
     def _charge(self, given: dict[str, int], plan: _Plan) -> None:
-        """Enter tokens that were given to tenants into the books; `given` is empty afterwards."""
+        """Charge tenants for the tokens in `given`, and empty `given`."""
         for tenant, tokens in given.items():
             plan.budget -= tokens
             self.turns.charge(tenant, tokens)
         given.clear()
 
     def _prompts(self, plan: _Plan) -> None:
-        """What is left of the budget, in fair turns, to prompts that run and to new ones."""
+        """Give the rest of the budget to running and new prompts, with fair turns between tenants."""
         for request in self.running:
             if request.num_remaining > 1:
                 plan.add_prompt(request)
-        for tenant in self._short:  # before anybody takes the memory that is being saved for them
+        for tenant in self._short:  # before others take the memory that is kept for them
             if plan.budget > 0:
                 self._admit(tenant, plan)
             else:
@@ -300,7 +304,7 @@ class Scheduler:
                 plan.prompts[tenant].remove(request)
 
     def _ready(self, plan: _Plan) -> dict[str, Request]:
-        """Each tenant's most urgent request with prompt tokens to compute, running or to be admitted."""
+        """Each tenant's most urgent request with prompt tokens to compute, whether running or waiting."""
         ready = {tenant: requests[0] for tenant, requests in plan.prompts.items() if requests}
         for tenant in self.waiting.tenants:
             head = self.waiting.head(tenant)
@@ -311,7 +315,7 @@ class Scheduler:
         return ready
 
     def _in_order(self, ready: Mapping[str, Request]) -> list[str]:
-        """Who holds least goes first in a round: a light tenant does not wait for a heavy one's turn."""
+        """The tenants, lowest level first, so that a light tenant need not wait for a heavy one's turn."""
         if len(ready) == 1:
             return list(ready)
         held = levels(self.running, self.turns.weights)
@@ -324,9 +328,10 @@ class Scheduler:
 
     # ------------------------------------------------------------------ memory and slots
     def _admit(self, tenant: str, plan: _Plan) -> bool:
-        """Move the tenant's head to running, with memory for all its tokens.
+        """Start the tenant's most urgent waiting request, with memory for all its tokens.
 
-        False: there is no room that it may have; no more of this tenant in this step.
+        Returns False if there is no room that it may use. The tenant then gets no more admissions in this
+        step.
         """
         request = self.waiting.head(tenant)
         if request is None or tenant in plan.closed or plan.starved:
@@ -334,17 +339,17 @@ class Scheduler:
             return False
         plan.closed.add(tenant)
         weights = self.turns.weights
-        if request.pending_row is not None:  # preempted with a token still on its way
+        if request.pending_row is not None:  # preempted while its token is still in flight
             plan.short[tenant] = level(self.running, tenant, weights)
             return False
         if len(self.running) >= self.max_num_seqs and not others_run(self.running, tenant):
-            return False  # who would yield is one of its own
+            return False  # the request that would yield belongs to the same tenant
         own, weight = level(self.running, tenant, weights), self.turns.weight(tenant)
-        need = request.num_tokens + 1  # one more than it has: the one it is about to produce
+        need = request.num_tokens + 1  # its tokens and the one it will produce
         if not all(entitled(own, need / weight, other) for other in plan.short.values()):
             return False
         if self.kv.awaits(request.token_ids, salt=request.salt, request_id=request.request_id):
-            return False  # what it would compute is being computed: it is shared in one of the next steps
+            return False  # another request computes the same prefix now: wait a few steps and share it
         while len(self.running) >= self.max_num_seqs or not self._fits(request, need):
             slots_full = len(self.running) >= self.max_num_seqs
             victim = first_to_yield(self.running, weights) if self.running else None
@@ -376,7 +381,8 @@ class Scheduler:
         )
 
     def _attach(self, request: Request) -> int | None:
-        """Give a request memory for all its tokens; how many need not be computed. None: memory is short."""
+        """Give a request memory for all its tokens. Returns how many need no computing; None if memory is
+        short."""
         resumed = request.metrics.num_preemptions > 0
         cached = self.preemption.take_back(request, resumed=resumed)
         if cached and not resumed:
@@ -384,15 +390,15 @@ class Scheduler:
         return cached
 
     def _unblock(self, plan: _Plan) -> None:
-        """All that run wait for members of their groups that find no place: the least urgent gives up its."""
+        """If all running requests wait for group members that find no slot, preempt the least urgent one."""
         victim = self.running[-1]
         if all(request.idle for request in self.running):
             self._preempt(victim, "memory", next(iter(self.waiting)), plan)
 
     def _make_room(self, request: Request, plan: _Plan) -> bool:
-        """Grow `request` to all its tokens, preempting others that yield before it, at last itself.
+        """Give `request` memory for all its tokens. Preempts requests that yield before it, or else itself.
 
-        False: it was preempted, or it is alone and there is no memory (then it still runs).
+        Returns False if it was preempted, or if it is alone and there is no memory; it then still runs.
         """
         while not self.kv.grow(request.request_id, request.num_tokens):
             victim = first_to_yield(self.running, self.turns.weights).request
@@ -415,7 +421,7 @@ class Scheduler:
         plan.closed.add(tenant)
 
     def _take_from(self, victim: Request) -> How:
-        """Take a running request's memory and place; it waits, or is held if it has nothing to compute."""
+        """Take a running request's memory and slot. It then waits; with nothing to compute it is held."""
         how = self.preemption.give_up(victim)
         self.running.remove(victim)
         idle, victim.num_computed = victim.idle, 0
@@ -428,9 +434,9 @@ class Scheduler:
         return how
 
     def resize(self, budget_bytes: int) -> list[Preempted]:
-        """Change the cache's budget, in one go: as many requests as need be yield, the first to yield first.
+        """Change the cache's budget in one call. Preempts as few requests as needed, in the usual order.
 
-        Nothing may be in flight. Returns who did.
+        No step may be in flight. Returns the preempted requests.
         """
         gone: list[Preempted] = []
         self._free()

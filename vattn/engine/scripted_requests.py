@@ -1,4 +1,4 @@
-"""The requests of an event log, made again: what ends them and what a beam search chose is in the log."""
+"""Rebuilds the requests of an event log. The log decides when they end and what a beam search chose."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PARAMS = SamplingParams(ignore_eos=True, detokenize=False)
 
 
 class ScriptedStop(StopChecker):
-    """Ends an output where the log does."""
+    """Ends an output where the log ends it."""
 
     def __init__(self, script: Script, request_id: str, max_tokens: int) -> None:
         super().__init__(_PARAMS, IncrementalDetokenizer(None, _PARAMS), max_tokens=max_tokens)
@@ -30,12 +30,12 @@ class ScriptedStop(StopChecker):
         if end is None:
             return None
         if end["reason"] == "error":
-            raise RuntimeError(end["error"])  # as it did in the log's engine
+            raise RuntimeError(end["error"])  # the same error as in the log's engine
         return Finish(end["reason"])
 
 
 class ScriptedSampling:
-    """What the engine asks of a request's sampling state."""
+    """The part of a request's sampling state that the engine reads."""
 
     def __init__(self, script: Script) -> None:
         self.pending = 0
@@ -43,12 +43,12 @@ class ScriptedSampling:
 
     @property
     def edited(self) -> bool:
-        """Whether its next step must wait for its tokens: it did if the log goes on with them."""
+        """True if the next step must wait for this request's tokens. It did if the log enters them next."""
         return self._script.settles_now()
 
 
 class ScriptedBeams(BeamGroup):
-    """A beam search whose choices are in the log."""
+    """A beam search that makes the choices recorded in the log."""
 
     def __init__(self, leader: Request, requests: RequestMaker) -> None:
         super().__init__(BeamSearch(BeamSearchParams(beam_width=1), leader.max_tokens, frozenset()), leader)
@@ -87,7 +87,7 @@ class ScriptedBeams(BeamGroup):
 
 
 class RequestMaker:
-    """Makes requests from events and knows them by id."""
+    """Makes requests from events and keeps them by id."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -97,11 +97,11 @@ class RequestMaker:
         return len(self._made)
 
     def leader(self, request_id: str) -> Request:
-        """The request that stands for all of its group. Raises KeyError when there is none of that id."""
+        """The leader of the request's group. Raises KeyError if the id is unknown."""
         return leader_of(self._made[request_id])
 
     def arrive(self, event: Event) -> list[Request]:
-        """A request that arrived, and its branches."""
+        """Make the request of an `arrive` event and its branches."""
         service = Service(event["priority"], event["tenant"], event["timeout_s"])
         name, prompt, salt = event["id"], event["prompt"], event["salt"]
         names = [name, *(f"{name}#{k}" for k in range(1, event["branches"]))]
@@ -118,7 +118,7 @@ class RequestMaker:
         return members
 
     def heir(self, event: Event, parent: Request) -> Request:
-        """A beam forked from its parent."""
+        """Make a beam that is forked from its parent."""
         tokens, length, (first, arrival) = event["token_ids"], event["prompt_len"], event["rank"]
         child = self._make(
             event["id"],

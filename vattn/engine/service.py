@@ -1,4 +1,4 @@
-"""What a request may expect of the scheduler: how urgent it is, whose it is, how long it may take."""
+"""The terms on which a request is scheduled: its priority, its tenant and its timeout."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DEFAULT_TENANT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Terms of one request. Raises RequestError for values that are none.
+    """The terms of one request. Raises RequestError for invalid values.
 
-    - `priority`: smaller is more urgent, as in vLLM; counts under `scheduling_policy="priority"`.
-    - `tenant`: on whose account it runs; tenants get fair shares of tokens and memory.
-    - `timeout_s`: seconds from arrival; a request that has not ended by then ends with `"timeout"`.
+    - `priority`: smaller is more urgent, as in vLLM. Used only with `scheduling_policy="priority"`.
+    - `tenant`: the tenant that the request belongs to. Tenants get fair shares of tokens and memory.
+    - `timeout_s`: seconds from arrival. A request that has not ended by then ends with `"timeout"`.
     """
 
     priority: int = 0
@@ -53,7 +53,7 @@ class Service:
         tenant: str | Sequence[str] = DEFAULT_TENANT,
         timeout_s: float | Sequence[float | None] | None = None,
     ) -> list[Service]:
-        """The terms of `count` requests, from one value for all or a list of one each."""
+        """Make the terms of `count` requests. Each argument is one value for all, or a list of one each."""
         columns = [
             each(name, value, count)
             for name, value in (("priority", priority), ("tenant", tenant), ("timeout_s", timeout_s))

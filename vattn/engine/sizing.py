@@ -1,4 +1,4 @@
-"""How much device memory is left for KV: measured, not guessed.
+"""Measures how much device memory is left for KV.
 
 total x gpu_memory_utilization
 | in use: weights, other processes | peak of one full step | reserve | KV budget . . . . . . . . |
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 GRAPH_RESERVE = 0.02
-"""Share of device memory left to captured graphs and fragmentation."""
+"""Share of device memory reserved for captured graphs and fragmentation."""
 
 
 class _NoAttention:
-    """Attention that returns its queries: what is measured is everything else."""
+    """Attention that returns its queries, so that only the rest of the model is measured."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         return q.contiguous()
@@ -22,10 +22,10 @@ class _NoAttention:
 
 @torch.inference_mode()
 def activation_bytes(model: nn.Module, max_tokens: int, max_logit_rows: int) -> int:
-    """Most bytes that one step of `max_tokens` tokens and `max_logit_rows` rows of logits takes on CUDA.
+    """Peak bytes on CUDA of a step with `max_tokens` tokens and `max_logit_rows` rows of logits.
 
-    Runs it once on dummy tokens, which also loads kernels and workspaces, then gives torch's cached
-    blocks back to the driver: memory that torch has cached is invisible to `cuMemCreate`.
+    Runs such a step once on dummy tokens, which also loads kernels and workspaces. Then it gives torch's
+    cached blocks back to the driver, because `cuMemCreate` can't use memory that torch has cached.
     """
     device = next(model.parameters()).device
     torch.cuda.empty_cache()
@@ -40,7 +40,7 @@ def activation_bytes(model: nn.Module, max_tokens: int, max_logit_rows: int) -> 
             logits_to_keep=torch.arange(min(max_logit_rows, max_tokens), device=device),
             vattn_step=_NoAttention(),
         ).logits
-    # The sampler's float32 copy and its sorted twin, for a batch with top-p.
+    # The sampler's float32 copy and a sorted copy of it, for a batch with top-p.
     peak = torch.cuda.max_memory_allocated(device) - before + 3 * logits.numel() * 4
     del logits
     torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""Everything about one moment of an engine, as JSON (`vattn-snapshot-1`)."""
+"""Describes an engine at one moment, as JSON (`vattn-snapshot-1`)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ FORMAT = "vattn-snapshot-1"
 def take_snapshot(
     engine: Engine, *, model: Mapping[str, Any], limits: Mapping[str, Any], kv: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The engine between two steps; memory, page map and requests are of the same moment.
+    """Describe the engine between two steps. Memory, page map and requests are from the same moment.
 
         format, time_s (since 1970), pid
-        model        sizes, as in a bench JSON       limits    what the engine was started with
-        kv           backend, layout, page or block size, budget_bytes now
-        memory       `MemoryUsage`                   swap      used_bytes, budget_bytes; null without
+        model        sizes, as in a bench JSON       limits    the engine's limits, set at its start
+        kv           backend, layout, page or block size, current budget_bytes
+        memory       `MemoryUsage`                   swap      used_bytes, budget_bytes; null without swap
         metrics      `EngineMetrics` with `KVStats`, since the start
-        rates        `Watch.rates`: the last seconds
-        requests     those that run or wait, oldest first: see `_describe`
+        rates        `Watch.rates`, over the last seconds
+        requests     running and waiting requests, oldest first: see `_describe`
         lengths      histograms of finished requests: prompt, output, total
         page_map     `PageMap`
 
@@ -74,11 +74,12 @@ def _requests(engine: Engine, page_map: PageMap) -> list[dict[str, Any]]:
 
 
 def _describe(request: Request, now: float) -> dict[str, Any]:
-    """One request, or one branch of one.
+    """Describe one request, or one branch of it.
 
     - `status`: running, waiting, or held (until others of its group are ready).
-    - `computed_tokens`: of prompt and output, those whose K and V are written.
-    - `kv_bytes`: memory it needs, shared pages included; `kv_shared_bytes`: of these, needed by others too.
+    - `computed_tokens`: tokens of prompt and output whose K and V are written.
+    - `kv_bytes`: memory that the request uses, including shared pages.
+    - `kv_shared_bytes`: the part of `kv_bytes` that other requests use too.
     """
     return {
         "id": request.request_id,

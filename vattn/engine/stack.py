@@ -1,8 +1,8 @@
-"""All that serves one model, built from the bottom up and given back from the top down.
+"""Builds everything that serves one model from the bottom up, and closes it from the top down.
 
     driver -> KV cache -> event log -> engine -> coordinator entry -> loop
 
-It refers to no `LLM`, so that it can be given back when the LLM is gone.
+The stack holds no reference to the `LLM`, so it can be closed when the `LLM` is garbage collected.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class EngineStack:
-    """Builds everything, or leaves nothing behind; the arguments are those of `LLM`.
+    """Builds everything, or raises and leaves nothing behind. Most arguments are those of `LLM`.
 
-    `shape`: of the KV cache.
+    `shape` is the shape of the KV cache.
     """
 
     engine: Engine
@@ -111,7 +111,7 @@ class EngineStack:
         self.loop = EngineLoop(self.engine)
 
     def _activations(self, loaded: LoadedModel, limits: SchedulerConfig) -> int:
-        """Bytes of device memory one step takes; 0 on a CPU, where KV has a share of its own."""
+        """Bytes of device memory that one step needs; 0 on a CPU, where KV has its own share of memory."""
         if self.device.type != "cuda":
             return 0
         return activation_bytes(loaded.model, limits.max_num_batched_tokens, limits.max_num_seqs)
@@ -123,12 +123,12 @@ class EngineStack:
 
     # ------------------------------------------------------------------ in the engine's thread
     def resize(self, memory_bytes: int) -> None:
-        """Give the cache another budget. Raises ConfigError, and changes nothing, if it can't be had."""
+        """Give the cache another budget. Raises ConfigError, and changes nothing, if memory is short."""
         self._require_memory("resize_kv_cache", memory_bytes)
         self.engine.resize_kv(memory_bytes)
 
     def wake_up(self) -> None:
-        """End the engine's sleep. Raises ConfigError if the memory is not there any more."""
+        """End the engine's sleep. Raises ConfigError if the memory is no longer available."""
         if self.engine.asleep:
             self._require_memory("wake_up", self.engine.awake_budget)
         self.engine.wake_up()
@@ -142,13 +142,13 @@ class EngineStack:
 
     # ------------------------------------------------------------------ the end
     def give_back(self) -> None:
-        """Stop the loop and give everything back. Idempotent; after a DriverError, goes on where it was.
+        """Stop the loop and free everything. Idempotent. After a DriverError, another call continues.
 
-        In a process that only inherited it, nothing is touched: all of it is the parent's.
+        A forked child process that inherited the stack frees nothing: everything belongs to the parent.
         """
         if not self.loop.owner.here:
             return
-        if self.loop.is_current:  # the garbage collector chose this thread: nothing may change inside a step
+        if self.loop.is_current:  # garbage collected inside a step: change nothing now
             self.loop.stop(then=self._release)
             return
         self.loop.stop()

@@ -1,15 +1,15 @@
 """Fair turns: deficit round robin over tokens (Shreedhar and Varghese, SIGCOMM 1996).
 
-Time goes in rounds. In each, every tenant may use up to its quantum of tokens; what it overdraws it
-owes to the next. A round ends when every tenant that has prompts to run has used its quantum up: who
-has nothing to run is not waited for, and saves nothing up. So an idle machine is never held back, and
-of a busy one each tenant gets its share, however much the others send.
+Time is divided into rounds. In each round, every tenant may use up to its quantum of tokens. If it uses
+more, it owes the difference to the next round. A round ends when every tenant that has prompts to run has
+used its quantum. A tenant with nothing to run is not waited for, and its unused credit is lost. So an idle
+machine never waits, and on a busy one each tenant gets its share, however much the others send.
 
-    quantum   a |=======|           credit left: a goes on in the next step
-    of 512    b |===|. . .|         has nothing more to run: its credit is not carried over
-              c |=========|==>      decoded past its quantum: owes that
+    quantum   a |=======|           a has credit left: it goes on in the next step
+    of 512    b |===|. . .|         b has nothing more to run: its credit is lost
+              c |=========|==>      c decoded past its quantum: it owes the difference
 
-Within a round the caller says who goes first: it makes no difference to shares, much to waiting times.
+The caller chooses the order within a round. The order does not affect shares, but it affects waiting times.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from collections.abc import Mapping, Sequence
 
 
 class FairTurns:
-    """Credits of tenants in tokens, each in [-quantum, quantum].
+    """The credits of tenants, in tokens, each in [-quantum, quantum].
 
-    `weights`: share of a tenant relative to the others; 1 for who is not in it. `quantum`: tokens that
-    a tenant of weight 1 gets in a round. Credits are whole numbers: the same calls, the same turns.
+    `weights` are the tenants' relative shares; a tenant that is not listed has weight 1. `quantum` is the
+    number of tokens that a tenant of weight 1 gets in a round. Credits are whole numbers, so the same calls
+    always give the same turns.
     """
 
     def __init__(self, weights: Mapping[str, float], quantum: int) -> None:
         self.weights = dict(weights)
         self._quantum = quantum
         self._used: dict[str, int] = {}
-        """What each tenant has used of this round's quantum, debts included; 0 is left out."""
+        """Tokens of this round's quantum that each tenant has used, including debts. Zeros are left out."""
 
     def weight(self, tenant: str) -> float:
         return self.weights.get(tenant, 1.0)
@@ -37,19 +38,19 @@ class FairTurns:
         return max(1, round(self._quantum * self.weight(tenant)))
 
     def credit(self, tenant: str) -> int:
-        """Tokens it may still use in this round; negative: a debt."""
+        """Tokens that the tenant may still use in this round; negative if it owes tokens."""
         return self.quantum(tenant) - self._used.get(tenant, 0)
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """The tenant was given tokens, or (negative) they were taken back."""
+        """Charge tokens that the tenant was given. A negative number returns tokens to its credit."""
         used = self._used.get(tenant, 0) + tokens
-        # More than one quantum nobody owes: long decodes on an idle machine have harmed no one.
+        # A debt is at most one quantum: long decodes on an idle machine took nothing from other tenants.
         self._set(tenant, min(max(used, 0), 2 * self.quantum(tenant)))
 
     def turn(self, ready: Sequence[str]) -> str:
-        """Whose turn it is: the first of those with something to run (not empty) that has credit left.
+        """The tenant whose turn it is: the first one in `ready` with credit left. `ready` must not be empty.
 
-        The order is free within a round: everybody gets a turn in it.
+        The caller may choose any order, because each tenant gets its turn within the round.
         """
         while True:
             for tenant in ready:

@@ -1,4 +1,4 @@
-"""The waiting requests: one queue per tenant, each by rank."""
+"""The waiting requests: one queue per tenant, each sorted by rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vattn.engine.request import Request
 
 
 class WaitingRequests:
-    """Ordered queues.
+    """One sorted queue per tenant.
 
     tenant a   head | . | . | .        most urgent first
     tenant b   head | .
@@ -23,7 +23,7 @@ class WaitingRequests:
         bisect.insort(queue, request, key=lambda r: r.rank)
 
     def remove(self, request: Request) -> None:
-        """Raises KeyError or ValueError when it does not wait."""
+        """Remove a request. Raises KeyError or ValueError if it is not waiting."""
         tenant = request.service.tenant
         queue = self._queues[tenant]
         at = bisect.bisect_left(queue, request.rank, key=lambda r: r.rank)
@@ -34,13 +34,13 @@ class WaitingRequests:
             del self._queues[tenant]
 
     def head(self, tenant: str) -> Request | None:
-        """The tenant's most urgent request, None if it has none."""
+        """The tenant's most urgent request; None if it has none."""
         queue = self._queues.get(tenant)
         return queue[0] if queue else None
 
     @property
     def tenants(self) -> list[str]:
-        """Who waits."""
+        """The tenants that have waiting requests."""
         return list(self._queues)
 
     def count(self, tenant: str) -> int:
@@ -50,11 +50,11 @@ class WaitingRequests:
         return sum(map(len, self._queues.values()))
 
     def __iter__(self) -> Iterator[Request]:
-        """All of them, most urgent first."""
+        """Iterate over all waiting requests, most urgent first."""
         return iter(sorted((r for queue in self._queues.values() for r in queue), key=lambda r: r.rank))
 
     def check(self) -> None:
-        """Raise AssertionError unless every queue is in order and its tenant's."""
+        """Raise AssertionError unless every queue is sorted and holds only its tenant's requests."""
         for tenant, queue in self._queues.items():
             assert queue, f"{tenant} has an empty queue"
             assert all(r.service.tenant == tenant for r in queue)

@@ -1,4 +1,4 @@
-"""What an engine remembers about its last seconds: a few counters, four times a second."""
+"""Samples a few of an engine's counters four times a second, to compute recent rates."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 PERIOD_S = 0.25
 WINDOW_S = 10.0
-"""Rates are over so many seconds, or since the start."""
+"""Rates cover this many seconds, or the time since the start if that is shorter."""
 
 
 class Counters(NamedTuple):
-    """Totals at one moment; seconds of one monotonic clock."""
+    """Totals at one moment. Times are in seconds on one monotonic clock."""
 
     time: float
     busy_seconds: float = 0.0
-    """Spent in steps."""
+    """Seconds spent in steps."""
     steps: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
@@ -70,7 +70,7 @@ class Watch(StepListener):
                 self._samples.popleft()
 
     def finished(self, request: Request) -> None:
-        """A request came to its end (a branch or the winner of a beam search counts by itself)."""
+        """Count a request that ended. Each branch, and the winner of a beam search, counts as one."""
         prompt, output = len(request.prompt_token_ids), len(request.output_token_ids)
         self.prompts.add(prompt)
         self.outputs.add(output)
@@ -93,18 +93,18 @@ class Watch(StepListener):
         )
 
     def rates(self) -> dict[str, float | None]:
-        """What happened per second of the last `WINDOW_S` seconds; shares are None where nothing happened.
+        """Rates per second over the last `WINDOW_S` seconds. A share is None if nothing happened.
 
-        - `window_s`: seconds looked at; `busy_share`: of these, in steps.
-        - `prefix_hit_rate`: of prompt tokens looked up, those found.
-        - `map_stall_share`: of the time in steps, spent waiting for pages to be mapped.
+        - `window_s`: seconds covered; `busy_share`: the share of them spent in steps.
+        - `prefix_hit_rate`: the share of looked-up prompt tokens that were found.
+        - `map_stall_share`: the share of the time in steps spent waiting for pages to be mapped.
         """
         now = self._counters(self._clock())
         past = self._samples[0]
         for sample in self._samples:
             if sample.time <= now.time - WINDOW_S:
                 past = sample
-        # Nothing is sampled while nothing runs, so the past may be long ago.
+        # There are no samples while nothing runs, so the last sample may be old.
         seconds = min(now.time - past.time, WINDOW_S + PERIOD_S)
         busy = min(now.busy_seconds - past.busy_seconds, seconds)
         asked = now.prefix_query_tokens - past.prefix_query_tokens
@@ -127,7 +127,7 @@ class Watch(StepListener):
         }
 
     def lengths(self) -> dict[str, Any]:
-        """Histograms of requests that came to their end (`stop` or `length`)."""
+        """Length histograms of requests that ended with `stop` or `length`."""
         return {
             "prompt": self.prompts.to_list(),
             "output": self.outputs.to_list(),
