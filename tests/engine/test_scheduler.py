@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vattn.config import KVCacheConfig
+from vattn.config import KVCacheConfig, SchedulerConfig
+from vattn.engine.engine import Engine
+from vattn.engine.events import EventLog
+from vattn.engine.intake import Intake
+from vattn.engine.policy import Policy
 from vattn.engine.request import Request, RequestStatus
 from vattn.engine.scheduler import Batch, Scheduler
 from vattn.engine.service import DEFAULT_SERVICE, Service
 from vattn.kv.base import KVCache
 from vattn.kv.factory import create_kv_cache
 from vattn.kv.layout import KVShape
+from vattn.lab.bench.engine_bench import NullExecutor
 from vattn.outputs import RequestMetrics
 from vattn.params import SamplingParams
 from vattn.sampling.detokenize import IncrementalDetokenizer, StopChecker
@@ -84,51 +90,71 @@ def make_request(index: int, item: Traffic) -> Request:
     )
 
 
-class Harness:
-    """The engine's step without a model: every sampled token is 7.
+class Decisions(EventLog):
+    """Hands every batch to `check` as soon as it is decided on."""
 
-    `overlap`: a step's tokens are entered after the next one is scheduled. `options`: of the scheduler.
+    def __init__(self, check: Callable[[Batch], None]) -> None:
+        self._check = check
+
+    def step(self, batch: Batch) -> None:
+        self._check(batch)
+
+
+class Harness:
+    """The engine on an executor that computes nothing: every sampled token is 0.
+
+    `overlap`: a step's tokens are entered after the next one is scheduled. `policy`: None: by arrival.
     """
 
     def __init__(
-        self, kind: str, budget_bytes: int, seqs: int, tokens: int, *, overlap: bool = False, **options: Any
+        self,
+        kind: str,
+        budget_bytes: int,
+        seqs: int,
+        tokens: int,
+        *,
+        overlap: bool = False,
+        policy: Policy | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         self.kv = make_cache(kind, budget_bytes, seqs)
-        self.scheduler = Scheduler(self.kv, max_num_seqs=seqs, max_num_batched_tokens=tokens, **options)
+        self.engine = Engine(
+            NullExecutor(self.kv),
+            self.kv,
+            Intake(vocab_size=MAX_LEN, max_model_len=MAX_LEN),
+            SchedulerConfig(),
+            overlap=overlap,
+            trace=Decisions(self._decided),
+        )
+        # Its own, since it may have fewer tokens in a step than places, which SchedulerConfig refuses.
+        self.scheduler = self.engine.scheduler = Scheduler(
+            self.kv, max_num_seqs=seqs, max_num_batched_tokens=tokens, policy=policy, weights=weights
+        )
         self.requests: list[Request] = []
         self.overlap = overlap
-        self.flight: list[Request] = []
-        """Whose tokens are on their way."""
+        self._before: list[Request] = []
+        self._decoding: list[Request] = []
+        self._batch = Batch([])
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or any(not r.finished for r in self.flight)
+        return self.engine.has_work
 
     def add(self, item: Traffic) -> Request:
         self.requests.append(make_request(len(self.requests), item))
-        self.scheduler.add(self.requests[-1])
+        self.engine.enqueue([self.requests[-1]])
         return self.requests[-1]
 
     def step(self) -> Batch:
-        before = list(self.scheduler.running)
-        decoding = [r for r in before if r.num_remaining == 1 and not r.ends_with_pending]
-        batch = self.scheduler.schedule()
-        self.check_batch(batch, before, decoding)
-        if batch.items:
-            self.kv.begin_step([item.chunk for item in batch.items])
-        sampling = [item.request for item in batch.items if item.samples]
-        for request, length in batch.items:
-            request.num_computed += length
-        for row, request in enumerate(sampling):
-            request.add_pending(row)
-        settled, self.flight = (self.flight, sampling) if self.overlap else (sampling, [])
-        for request in settled:
-            if not request.finished:
-                request.settle_pending()
-                if request.append(7, None) is not None:
-                    self.scheduler.finish(request)
+        self._before = list(self.scheduler.running)
+        self._decoding = [r for r in self._before if r.num_remaining == 1 and not r.ends_with_pending]
+        self.engine.step()
         self.scheduler.check()
-        return batch
+        return self._batch
+
+    def _decided(self, batch: Batch) -> None:
+        self._batch = batch
+        self.check_batch(batch, self._before, self._decoding)
 
     def check_batch(self, batch: Batch, before: list[Request], decoding: list[Request]) -> None:
         """What holds for every step: `before` were running, `decoding` had one token to compute."""
