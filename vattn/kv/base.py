@@ -1,4 +1,4 @@
-"""Names of the KV cache by their former place; new code imports them from where they are."""
+"""Re-exports of KV cache names for older imports. New code imports each name from its own module."""
 
 from __future__ import annotations
 

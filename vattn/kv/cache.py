@@ -1,9 +1,9 @@
-"""The KV cache as the engine sees it: books that decide and a memory that carries it out, under one roof.
+"""The KV cache as the engine sees it. Its books decide; its memory carries the decisions out.
 
-    scheduler, pipeline ──> KVCache ──┬─ Books    who holds what, what gives way        vattn/kv/books
-                                      └─ Memory   one device's bytes, and its time      vattn/kv/memory
+    scheduler, pipeline ──> KVCache ──┬─ Books    which request holds what, what to evict   vattn/kv/books
+                                      └─ Memory   the bytes of one device, and epochs       vattn/kv/memory
 
-What kind of cache it is says its `Backend` (`vattn/kv/backends`).
+A `Backend` (`vattn/kv/backends`) decides which kind of cache it is.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 class KVCache:
     """KV memory for many requests. Not thread-safe: one engine drives it.
 
-    Life of a request:  attach or fork -> (grow -> begin_step -> computed)* -> free,
-    or swap_out -> swap_in, and on. `check()` may be called at any time.
+    Life of a request:  attach or fork -> (grow -> begin_step -> computed)* -> free.
+    A preempted request may also go through swap_out -> swap_in and continue. `check()` may be called at
+    any time.
 
-    Sharing: what `computed` says is written may be given to later requests with the same prefix. Memory
-    that two requests can see is never written again.
+    Sharing: tokens reported to `computed` may be shared with later requests that have the same prefix.
+    Memory that two requests can see is never written again.
 
-    Exhaustion is a value: False or None, and nothing has changed. A failed driver call, copy or allocation is
-    raised, and nothing has changed either.
+    When memory is short, a method returns False or None and has changed nothing. When a driver call, a copy
+    or an allocation fails, the method raises and has changed nothing either.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -50,32 +51,32 @@ class KVCache:
         self.books = backend.books(layout)
         self.memory = backend.memory(layout, self.books)
         self.swap: SwapSpace | None = None
-        """Where swapped requests wait; None: nobody is swapped."""
+        """Host memory for swapped requests. None if swapping is off."""
         self.static_scales: torch.Tensor | None = None
-        """float32 `[layer, 2, kv_head]` of a cache quantised with scales that are known beforehand."""
+        """float32 `[layer, 2, kv_head]`, for a cache quantised with scales known in advance; else None."""
         self.generation = 0
-        """Counts the times the memory moved to other addresses: `views` of before are void."""
+        """How often the memory has moved to other addresses. `views` taken before a move are invalid."""
         self._budget = setting.budget_bytes
         self._closed = False
 
     # ------------------------------------------------------------------ what it is
     @property
     def name(self) -> str:
-        """Of its backend."""
+        """Name of the backend."""
         return self.backend.name
 
     @property
     def reads(self) -> type[AttentionInputs]:
-        """The kind of inputs `begin_step` gives, which the attention must be able to read."""
+        """The kind of inputs that `begin_step` returns. The attention must be able to read it."""
         return self.backend.reads
 
     def describe(self) -> dict[str, str | int]:
-        """The choices that make up this cache, for reports: layout, page or block size, number of them."""
+        """The settings of this cache, for reports: layout, size and number of pages, blocks or rows."""
         return self.backend.describe(self.books)
 
     @property
     def table_width(self) -> int:
-        """Blocks of the longest request; 0 where a request is one row."""
+        """Blocks of the longest request; 0 if a request is one row."""
         return self.books.layout.width if self.backend.has_tables else 0
 
     @property
@@ -85,28 +86,28 @@ class KVCache:
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens the whole cache can give to one request that is alone."""
+        """Tokens that one request can have if it is the only one."""
         return self.tokens_in(self.budget_bytes)
 
     def tokens_in(self, budget_bytes: int) -> int:
-        """Tokens that a cache of this budget could give to one request that is alone."""
+        """Tokens that one request could have in a cache of this budget if it were the only one."""
         layout = self.books.layout
         return min(layout.max_tokens, layout.tokens(budget_bytes // layout.bytes))
 
     def room(self, tokens: int) -> int:
-        """Tokens that a request of `tokens` tokens may have without another page or block."""
+        """Tokens to which a request of `tokens` tokens can grow without another page or block."""
         layout = self.books.layout
         return min(layout.max_tokens, layout.tokens(layout.units(tokens)))
 
     @property
     def reserves(self) -> bool:
-        """Whether a request takes its longest length at once."""
+        """Whether a request takes memory for its maximum length when it is admitted."""
         return self.books.reserves
 
     # ------------------------------------------------------------------ memory
     @property
     def views(self) -> KVViews:
-        """The cache's memory, all of it, at addresses that change with `generation` only."""
+        """All memory of the cache. Its addresses change only when `generation` changes."""
         return self.memory.views
 
     @property
@@ -116,7 +117,7 @@ class KVCache:
 
     @property
     def scales(self) -> torch.Tensor | None:
-        """Scales of a quantised cache, as `AttentionInputs.scales` has them."""
+        """Scales of a quantised cache, in the form of `AttentionInputs.scales`."""
         return self.views.scales if self.static_scales is None else self.static_scales
 
     # ------------------------------------------------------------------ requests come and go
@@ -128,11 +129,11 @@ class KVCache:
         salt: str | None = None,
         request_id: str | None = None,
     ) -> bool:
-        """Could a new request hold `tokens` tokens now, counting what reclaim would bring back?
+        """Whether a new request could hold `tokens` tokens now, counting memory that can be reclaimed.
 
-        `token_ids`, `salt`: as for `attach`; what they find in the prefix cache needs no room. With a
-        `request_id` what was found is kept until `attach`, `free` or `discard`, and asking again is cheap.
-        Leaves a little room for the growth of those that live, unless there are none.
+        `token_ids` and `salt` are as for `attach`; tokens found in the prefix cache need no room. With a
+        `request_id` the lookup is kept until `attach`, `free` or `discard`, so asking again is cheap.
+        While other requests live, a little room is kept back so that they can grow.
         """
         books = self.books
         shares = books.prefix is not None and salt is not None
@@ -141,7 +142,7 @@ class KVCache:
     def awaits(
         self, token_ids: Sequence[int], *, salt: str | None = None, request_id: str | None = None
     ) -> bool:
-        """Is a live request just computing a prefix that this one could share if it waited?"""
+        """Whether a live request is computing a prefix that this request could share if it waited."""
         books = self.books
         if books.prefix is None or salt is None:
             return False
@@ -157,19 +158,20 @@ class KVCache:
     ) -> int | None:
         """Admit a request and make room for all of `token_ids`.
 
-        `salt`: who shares prefixes with whom; None: this request neither finds nor leaves any.
-        `resumed`: it was here before and was preempted.
-        Returns how many of its tokens are already in the cache (at most len - 1), or None when
-        memory is short: then nothing has changed. Raises KeyError when it lives already.
+        `salt`: requests with equal salts share prefixes. With None the request shares nothing.
+        `resumed`: the request was admitted before and was preempted.
+        Returns how many of its tokens are already in the cache (at most len - 1), or None if memory is
+        short; nothing has changed then. Raises KeyError if the request is already attached.
         """
         self._require_new(request_id)
         return carry_out(self.books.attach(request_id, token_ids, salt, resumed=resumed), self.memory)
 
     def fork(self, parent_id: str, child_id: str, tokens: int) -> bool:
-        """Admit a request that has the first `tokens` tokens of another, all of them computed.
+        """Admit a request that begins with the first `tokens` tokens of another, all of them computed.
 
-        Whole blocks or pages are shared, the rest is copied (`static`: all of it). False when memory is
-        short: then nothing has changed. Raises KeyError when the child lives, or the parent does not.
+        Whole blocks or pages are shared and the rest is copied (`static` copies everything). Returns False
+        if memory is short; nothing has changed then. Raises KeyError if the child is already attached or the
+        parent is not.
         """
         self._require_new(child_id)
         return carry_out(self.books.fork(parent_id, child_id, tokens), self.memory)
@@ -179,7 +181,7 @@ class KVCache:
             raise KeyError(f"request {request_id!r} is attached already")
 
     def grow(self, request_id: str, tokens: int) -> bool:
-        """Make room for `tokens` tokens in all. All or nothing; False means: preempt somebody."""
+        """Make room for `tokens` tokens in total, or return False and change nothing: preempt a request."""
         books = self.books
         live = books.live[request_id]
         more = tokens - live.tokens
@@ -192,14 +194,15 @@ class KVCache:
         return carry_out(books.grow(live, tokens), self.memory)
 
     def computed(self, request_id: str, token_ids: Sequence[int], n: int) -> None:
-        """K and V of the first `n` tokens are written. They may be shared from here on.
+        """Record that K and V of the first `n` tokens are written. From now on they may be shared.
 
-        `token_ids` only grows; it may lack the last of the `n` while that one's value is on its way.
+        `token_ids` must be a list that only grows. It may lack token `n` while the id of that token is still
+        on its way from the device.
         """
         self.books.computed(self.books.live[request_id], token_ids, n)
 
     def free(self, request_id: str) -> None:
-        """Forget a request. Its memory is parked, cached or given back. Raises KeyError if unknown."""
+        """Forget a request and park, cache or give back its memory. Raises KeyError if it is unknown."""
         carry_out(self.books.free(request_id), self.memory)
 
     def live(self) -> Iterable[str]:
@@ -207,23 +210,23 @@ class KVCache:
         return self.books.live.keys()
 
     def salt(self, request_id: str) -> str | None:
-        """With whom a live request shares prefixes; None: with nobody."""
+        """The salt under which a live request shares prefixes; None if it shares nothing."""
         live = self.books.live[request_id]
         return live.text.salt if live.shares else None
 
     def written(self, request_id: str) -> int:
-        """Tokens of a live request whose K and V `computed` (or `attach`, `fork`) said are there."""
+        """Tokens of a live request whose K and V are written, according to `computed`, `attach` or `fork`."""
         return self.books.live[request_id].written
 
     def shared_tokens(self, request_id: str) -> int:
-        """Leading tokens of a live request that another live request holds as well, in the same memory."""
+        """Number of leading tokens that a live request shares with another one, in the same memory."""
         return self.books.shared_tokens(self.books.live[request_id])
 
     # ------------------------------------------------------------------ swap
     def swap_out(self, request_id: str) -> bool:
-        """Copy what a request has written to host memory, then let its memory go, as `free` does.
+        """Copy the written K and V of a request to host memory, then free the request as `free` does.
 
-        False when there is no (more) swap space, or nothing written: then nothing has changed.
+        Returns False if there is not enough swap space or nothing is written; nothing has changed then.
         """
         written = self.written(request_id)
         if self.swap is None or not written or not self.swap.fits(written * self.shape.token_bytes):
@@ -239,18 +242,18 @@ class KVCache:
         return True
 
     def swapped(self, request_id: str) -> bool:
-        """Is this request's K and V in host memory?"""
+        """Whether K and V of this request are in host memory."""
         return self.swap is not None and request_id in self.swap
 
     def swap_in(self, request_id: str, token_ids: Sequence[int], *, salt: str | None = None) -> int | None:
         """`attach` a swapped request and copy its K and V back.
 
-        Returns how many tokens need not be computed, or None when memory is short: then it stays swapped.
-        Should the copy fail, it is neither attached nor lost: it stays swapped.
+        Returns how many tokens need not be computed, or None if memory is short. If memory is short or the
+        copy fails, the request is not attached and stays swapped.
         """
         assert self.swap is not None
         out = self.swap[request_id]
-        salt = salt if salt == out.salt else None  # what it brings back was not to be shared
+        salt = salt if salt == out.salt else None  # its K and V were not meant to be shared
         cached = self.attach(request_id, token_ids, salt=salt, resumed=True)
         if cached is None:
             return None
@@ -270,7 +273,7 @@ class KVCache:
         return min(cached, len(token_ids) - 1)
 
     def discard(self, request_id: str) -> None:
-        """Forget a request that is not live: what it has swapped, what was looked up for it."""
+        """Forget a request that is not live: its swapped K and V and its prefix lookup."""
         if request_id not in self.books.live:
             self.books.forget(request_id)
         if self.swap is not None:
@@ -285,15 +288,15 @@ class KVCache:
     # ------------------------------------------------------------------ size
     @property
     def budget_bytes(self) -> int:
-        """Bytes of KV memory this cache may hold: whole pages, blocks or rows."""
+        """Bytes of KV memory that this cache may hold, rounded down to whole pages, blocks or rows."""
         return self._budget // self.books.layout.bytes * self.books.layout.bytes
 
     def resize(self, budget_bytes: int) -> bool:
         """Change the budget while requests live; 0 gives everything back.
 
-        What is cached or parked gives way. False when live requests hold more: then nothing has changed;
-        preempt somebody. `virtual` maps and unmaps pages. The others move to other memory (`generation`
-        rises), so for a moment they hold both.
+        Cached and parked memory is reclaimed if needed. Returns False if live requests hold more than the
+        new budget; preempt requests first. `virtual` maps and unmaps pages. The other backends copy to new
+        memory (`generation` rises), so for a moment they hold both the old and the new.
         """
         limit = budget_bytes // self.books.layout.bytes
         if not carry_out(self.books.resize(limit), self.memory):
@@ -303,9 +306,9 @@ class KVCache:
         return True
 
     def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix. Requests that share one keep it, and leave none behind from now on.
+        """Forget every cached prefix. Live requests keep the prefixes they share but add no new ones.
 
-        So what was computed before, perhaps with other weights, is never found again.
+        Nothing computed before this call, perhaps with other weights, is ever found again.
         """
         if self.swap is not None:
             self.swap.unshare()
@@ -313,38 +316,38 @@ class KVCache:
 
     # ------------------------------------------------------------------ steps
     def begin_step(self, chunks: Sequence[Chunk]) -> AttentionInputs:
-        """Plan a step. Room must have been grown. From here on each request holds `chunk.end` tokens."""
+        """Plan a step. `grow` must have made room: each request holds `chunk.end` tokens from now on."""
         return self.backend.inputs(self, chunks)
 
     def rows(self, chunks: Sequence[Chunk]) -> list[int]:
-        """The row of each chunk's request in the books."""
+        """For each chunk, the row of its request in the books."""
         live = self.books.live
         return [live[chunk.request_id].row for chunk in chunks]
 
     def look_ahead(self) -> None:
-        """Map in the background what the next step needs."""
+        """Start mapping, in the background, the pages that the next step needs."""
         if isinstance(self.books, MappedBooks) and self.memory.works_ahead:
             carry_out(self.books.look_ahead(), self.memory)
 
     def submitted(self, event: Event | None) -> None:
-        """The step was handed to the device; `event` marks its end (None: it is over).
+        """Record that a step was submitted to the device. `event` marks its end; None if it is over.
 
-        Memory it may touch is not unmapped before.
+        Memory that the step may touch is not unmapped before it ends.
         """
         self.memory.submitted(event)
 
     # ------------------------------------------------------------------ what it holds
     def usage(self) -> MemoryUsage:
-        """Bytes now."""
+        """What the cache holds now, in bytes."""
         return report.usage(self.books, self.shape.token_bytes, closed=self._closed)
 
     def page_map(self) -> PageMap:
-        """Who holds which page, block or row; `check()` proves that it adds up to its `usage`."""
+        """Which request holds which page, block or row. Its `check()` proves that it adds up to `usage`."""
         backend = self.backend
         return report.page_map(self.books, backend.name, backend.unit, self.budget_bytes, self.usage())
 
     def stats(self) -> KVStats:
-        """Counters since its creation."""
+        """Counters since the cache was created."""
         stats = replace(
             self.books.stats,
             map_stall_seconds=self.memory.stall_seconds,
@@ -356,7 +359,7 @@ class KVCache:
         return stats
 
     def check(self) -> None:
-        """Raise AssertionError unless the books balance and the memory is as they say."""
+        """Raise AssertionError unless the books are consistent and the memory agrees with them."""
         books = self.books
         if isinstance(books, MappedBooks):
             carry_out(books.settle_all(), self.memory)
@@ -373,7 +376,7 @@ class KVCache:
     def close(self) -> None:
         """Give everything back. The KV tensor must not be touched afterwards. Idempotent.
 
-        A DriverError leaves the rest to another call.
+        After a DriverError, call it again to give the rest back.
         """
         if not self._closed:
             for request_id in list(self.books.live):

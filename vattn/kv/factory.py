@@ -1,4 +1,4 @@
-"""The one place that knows backends by name: from a configuration to a KV cache."""
+"""Build a KV cache from a configuration. This is the only place that knows backends by name."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from vattn.vmm.driver import Driver, open_driver
 
 
 def open_kv_driver(device: torch.device) -> Driver:
-    """The driver that maps a device's KV cache; on a CPU its pages may be as small as the system's."""
+    """Open the driver that maps the KV cache of a device. On a CPU, pages may be as small as the system's."""
     if device.type == "cpu":
         return open_driver(device, granularity=resource.getpagesize())
     return open_driver(device)
 
 
 def kv_budget(config: KVCacheConfig, driver: Driver, activations: int = 0) -> int:
-    """Bytes of KV memory to use, `activations` bytes left to the model's steps.
+    """Bytes of KV memory to use, after leaving `activations` bytes for the model's steps.
 
-    Raises ConfigError when more is asked than the device has.
+    Raises ConfigError if more is asked for than the device has.
     """
     free, total = driver.memory_info()
     if config.memory_bytes is None:
@@ -64,16 +64,16 @@ def create_kv_cache(
 ) -> KVCache:
     """Build the backend that `config` names.
 
-    `max_model_len` None means: the model's own length `model_len`, or less if the budget is smaller.
-    `activations`: bytes of device memory to leave to the model's steps.
-    `fingerprint`: of the model: KV of equal ones may be shared. None: no prefix cache in any case.
-    Raises ConfigError when one request of `max_model_len` tokens would not fit.
+    `max_model_len`: None to use the model's own length `model_len`, or less if the budget is too small.
+    `activations`: bytes of device memory to leave for the model's steps.
+    `fingerprint`: identifies the model; KV is shared only under equal ones. None for no prefix cache.
+    Raises ConfigError if one request of `max_model_len` tokens does not fit.
     """
     budget = kv_budget(config, driver, activations)
     kind = backend_class(config.backend)
     model = fingerprint if config.shares_prefixes else None
     setting = Setting(config, shape, driver, budget, 1, max_num_seqs, model)
-    trial = kind(setting)  # for a request of one token: units of all backends are whole tokens then or pages
+    trial = kind(setting)  # with requests of one token, a `static` row is one token: the smallest unit
     layout = trial.layout()
     fits = layout.tokens(budget // layout.bytes)
     if fits < 1:
@@ -96,7 +96,7 @@ def create_kv_cache(
 
 
 def backend_class(name: str) -> type[Backend]:
-    """The backend of that name. Raises ConfigError when there is none."""
+    """The backend class of that name. Raises ConfigError if there is none."""
     if name not in BACKENDS:
         raise ConfigError(f"kv_backend={name!r} is unknown: use one of {', '.join(map(repr, BACKENDS))}")
     module, _, kind = BACKENDS[name].partition(":")

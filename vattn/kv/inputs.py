@@ -1,4 +1,4 @@
-"""What a step needs to know of KV memory: decided once on the host, used by every layer."""
+"""The attention inputs of a step: where K and V are. Made once per step on the host, used by every layer."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ BlockTables = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Where a step's K and V go and where attention reads: decided once per step, used by every layer.
+    """Where a step stores K and V and where attention reads them. Made once per step, used by every layer.
 
-    Packed queries `[T, heads, dim]` hold the chunks one behind the other:
+    Packed queries `[T, heads, dim]` hold the chunks one after the other:
 
         chunk     0           1    2
         tokens  | . . . . . | . | . . |        cu_seqlens = [0, 5, 6, 8]
@@ -45,7 +45,7 @@ class AttentionInputs:
     cu_seqlens: list[int]
     """B + 1 offsets of the chunks in the packed tokens."""
     seq_lens: list[int]
-    """B lengths after this step: what each request attends to."""
+    """B lengths after this step: how many tokens each request attends to."""
     slot_mapping: torch.Tensor
     """int64 `[T]`: row x positions-per-row + position, where each new token is stored."""
     scales: torch.Tensor | None = field(default=None, kw_only=True)
@@ -72,7 +72,7 @@ class PagedInputs(AttentionInputs):
     block_size: int
 
     def blocks(self) -> tuple[NDArray[np.int64], list[int]]:
-        """The blocks of all requests one behind the other, and how many each has."""
+        """The blocks of all requests one after the other, and how many each request has."""
         counts = -(-np.asarray(self.seq_lens, np.int64) // self.block_size)
         used = np.arange(self.block_tables.shape[1]) < counts[:, None]
         return self.block_tables[used].astype(np.int64), counts.tolist()

@@ -1,11 +1,11 @@
 """Where a token's K and V lie: sizes, strides and the two contiguous layouts.
 
-Every backend shows its memory as ONE strided tensor
+Every backend presents its memory as ONE strided tensor
 
     kv[layer, 2, row, position, kv_head, head_dim]        2 = (K, V)
 
-so that kernels take a base pointer and strides, and a layout is nothing but a choice of strides.
-What lies together is a *unit*: one layer's K (or V) of one token, all heads. Memory is made of units:
+so kernels need only a base pointer and strides, and a layout is only a choice of strides. One layer's K (or
+V) of one token, all heads, always lies together. In this file that is called a *unit*:
 
     unit   | h0: D values | h1: D values | … | h0 h1 …  float32 scales | pad to 16 bytes |
                                                quantised per token and head only
@@ -45,9 +45,9 @@ class KVLayout(StrEnum):
 class KVShape:
     """The KV of one token: `num_layers` x (K, V) x `num_kv_heads` x `head_dim` elements of `dtype`.
 
-    Of `dtype` only `itemsize` and its name are asked here, so numpy's will do where nothing is computed.
+    Only the name and `itemsize` of `dtype` are used here, so a numpy dtype works if nothing is computed.
 
-    `scale_bytes`: 4 where each token and head has a float32 scale of its own beside its values, else 0.
+    `scale_bytes`: 4 if each token and head has its own float32 scale beside its values, else 0.
     """
 
     num_layers: int
@@ -70,8 +70,8 @@ class KVShape:
     def unit_bytes(self) -> int:
         """Bytes of one layer's K (or V) of one token.
 
-        With scales a multiple of 16: scales are then aligned wherever they lie, and values stay aligned
-        for 16-byte loads.
+        With scales it is a multiple of 16, so that scales are aligned and values can be read with 16-byte
+        loads.
         """
         values = self.head_elems * self.dtype.itemsize
         if not self.scale_bytes:
@@ -80,12 +80,12 @@ class KVShape:
 
     @property
     def scale_offset(self) -> int:
-        """Where scales begin in a unit, in bytes: behind the values, aligned."""
+        """Offset of the scales in a unit, in bytes: behind the values, aligned."""
         return -(-self.head_elems * self.dtype.itemsize // SCALE_BYTES) * SCALE_BYTES
 
     @property
     def unit_elems(self) -> int:
-        """Elements between a token's K and its V, or between two layers' where they are neighbours."""
+        """Elements of one unit: the distance between neighbouring units."""
         return self.unit_bytes // self.dtype.itemsize
 
     @cached_property
@@ -102,8 +102,8 @@ class KVShape:
 class RowLayout:
     """The geometry of `rows` contiguous rows of at most `max_tokens` tokens each.
 
-    `ranges` separate address ranges make up a row (1 when interleaved, 2 x layers when per-layer);
-    each range of a row spans `row_bytes`, a multiple of the page AND of the token stride, so that
+    A row consists of `ranges` separate address ranges (1 if interleaved, 2 x layers if per-layer). Each
+    range of a row spans `row_bytes`, a multiple of the page AND of the token stride, so that
     (row, position) flattens to one index with one stride. The padding is address space, not memory.
     """
 
@@ -141,12 +141,12 @@ class RowLayout:
 
     @cached_property
     def units(self) -> UnitLayout:
-        """How tokens lie on pages; a unit is a page in each range of a row."""
+        """How tokens lie on the units of the books. Here such a unit is a page in each range of a row."""
         return UnitLayout(self.token_bytes, self.page_bytes, self.ranges, self.max_tokens)
 
     @property
     def memory_shape(self) -> tuple[int, ...]:
-        """Of `memory[layer, 2, row, position, unit_elems]`."""
+        """Shape of `memory[layer, 2, row, position, unit_elems]`."""
         return (self.shape.num_layers, 2, self.rows, self.row_tokens, self.shape.unit_elems)
 
     @property
@@ -159,10 +159,11 @@ class RowLayout:
 
 
 def default_page_bytes(kind: KVLayout, shape: KVShape, granularity: int) -> int:
-    """The page a backend maps by default: the driver's granularity, grown to hold some tokens.
+    """The default page size in bytes: the driver's granularity, doubled until it holds 16 tokens or is 2 MiB.
 
-    16 tokens, as vLLM's block: whole ones when interleaved (2 MiB on CUDA hold 16 of Llama-3-8B), of one
-    range when per-layer. Less would save little memory, and on a CPU mean driver calls for every few tokens.
+    16 tokens is the size of a vLLM block. They are whole tokens if interleaved (2 MiB hold 16 tokens of
+    Llama-3-8B), tokens of one range if per-layer. Smaller pages would save little memory and, on a CPU, need
+    a driver call every few tokens.
     """
     want = 16 * (shape.unit_bytes if kind is KVLayout.PER_LAYER else shape.token_bytes)
     page = granularity

@@ -1,7 +1,7 @@
-"""Who holds which page of a KV cache at one moment.
+"""A snapshot of which request holds which page of a KV cache.
 
-A unit is what memory is given out in: of `virtual` a page in each range of a row, of `paged` a block, of
-`static` a row. Rows are what requests see, units what the memory is:
+Memory is handed out in units. A unit is a page in each range of a row (`virtual`), a block (`paged`) or a row
+(`static`). A request sees a row; a row lists units:
 
     rows     r7      | 7 | 2 | 9 | 4 |         rows list units by position: an id may be in several
              r8      | 7 | 2 | 3 |
@@ -26,7 +26,7 @@ UnitName = Literal["page", "block", "row"]
 
 
 class PageState(StrEnum):
-    """What a unit is there for; the first that applies."""
+    """What a unit is used for. If several apply, the first one counts."""
 
     SHARED = "shared"
     """Two or more live requests need it."""
@@ -35,13 +35,13 @@ class PageState(StrEnum):
     CACHED = "cached"
     """Kept for prefix hits only, with or without an address."""
     AHEAD = "ahead"
-    """In a live request's row behind what it needs: mapped ahead, or surplus of an adopted row."""
+    """In a live request's row, behind what it needs: mapped ahead, or left over from a parked row."""
     PARKED = "parked"
-    """In a row that nobody uses now."""
+    """In a row that no live request uses."""
     RETIRING = "retiring"
-    """Given up, and unmapped as soon as no step can touch it."""
+    """Cut from its row, and unmapped as soon as no step can touch it."""
     FREE = "free"
-    """In nobody's hands."""
+    """Not held by anything."""
 
 
 IN_USE = (PageState.SHARED, PageState.PRIVATE)
@@ -54,41 +54,41 @@ class MapRow(NamedTuple):
     """A row of addresses, or a request's block table."""
 
     owner: str | None
-    """The live request; None: nobody's, but still mapped."""
+    """The live request; None for a parked row, which is still mapped."""
     tokens: int
-    """Tokens its owner has room for; 0 without one."""
+    """Tokens its owner has room for; 0 without an owner."""
     units: tuple[int, ...]
     """Ids by position."""
 
 
 @dataclass(frozen=True)
 class PageMap:
-    """One moment, with the `usage` of the same moment. Its totals are that usage, to the byte."""
+    """The state of every unit at one moment. Its totals equal `usage`, taken at the same moment, exactly."""
 
     backend: str
     unit: UnitName
     unit_bytes: int
     unit_tokens: float
-    """Tokens a unit holds; of `virtual` not always a whole number."""
+    """Tokens that a unit holds; for `virtual` not always a whole number."""
     row_units: int
     """Units of the longest row."""
     rows: tuple[MapRow, ...]
     states: Mapping[int, PageState]
-    """Of every unit that has an id worth telling: all but the free pages of `virtual`."""
+    """State by unit id. Free pages of `virtual` are left out."""
     in_prefix_cache: frozenset[int]
-    """Units that the prefix cache holds, whoever else needs them."""
+    """Units that the prefix cache holds, whether or not requests need them too."""
     loose: Mapping[PageState, int]
-    """Bytes of pages that are part of no unit: free or retiring ones of `virtual`."""
+    """Bytes of pages that belong to no unit: free or retiring pages of `virtual`."""
     budget_bytes: int
     usage: MemoryUsage
 
     def bytes_by_state(self) -> dict[PageState, int]:
-        """Physical bytes in each state; all states are there."""
+        """Physical bytes in each state, with an entry for every state."""
         counted = Counter(self.states.values())
         return {state: counted[state] * self.unit_bytes + self.loose.get(state, 0) for state in PageState}
 
     def owners(self) -> dict[int, list[str]]:
-        """Live requests that need a unit, by its id; units that nobody needs are left out."""
+        """Unit id -> the live requests that need it. Units that no request needs are left out."""
         found: dict[int, list[str]] = {}
         for row in self.rows:
             for unit in row.units:
@@ -115,7 +115,7 @@ class PageMap:
         assert self.in_prefix_cache <= self.states.keys(), "a cached unit without state"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: ids by state, rows as they are."""
+        """The map as a JSON value, with unit ids listed by state."""
         units: dict[str, list[int]] = {state: [] for state in PageState}
         for unit, state in self.states.items():
             units[state].append(unit)

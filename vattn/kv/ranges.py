@@ -29,8 +29,8 @@ FORMAT = "vattn-kv-ranges-1"
 class KVRanges:
     """Largest magnitudes of keys and values: float32 `[layers, kv_heads]` each.
 
-    Raises ConfigError where they are not matrices of equal shape, or hold anything but positive numbers
-    (a head that is always 0 may have 0).
+    Raises ConfigError unless they are matrices of equal shape that hold only finite numbers of 0 or more (0
+    is for a head that is always 0).
     """
 
     k: Tensor

@@ -1,4 +1,4 @@
-"""Memory truth: what the KV cache holds right now, in bytes, and the identities that must hold."""
+"""What the KV cache holds right now, in bytes, and the identities that must hold."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class MemoryUsage:
-    """One moment of a KV cache, all fields in bytes.
+    """Memory usage of a KV cache at one moment. All fields are bytes.
 
     physical = in_use + parked + cached + free
 
         in_use           memory that live requests' tokens need (a shared page counts once)
-        parked           mapped, needed by nobody now: finished rows kept for the next request,
-                         surplus of adopted rows, pages mapped ahead; reclaimed when memory runs short
-        cached           kept for prefix hits only; of `virtual`, with or without an address
-        free             created and in nobody's hands
+        parked           mapped, but not needed now: parked rows kept for the next request, pages left
+                         over from them, pages mapped ahead; reclaimed when memory runs short
+        cached           kept for prefix hits only; for `virtual`, with or without an address
+        free             created, but not held by anything
 
     mapped by live requests = in_use + shared_saved = logical + tail_waste + external_waste
 
@@ -55,6 +55,6 @@ class MemoryUsage:
         for name, value in asdict(self).items():
             assert value >= 0, f"{name} is negative: {self}"
         assert self.physical == self.in_use + self.parked + self.cached + self.free, self
-        # Cached pages may be mapped nowhere, free ones are not: what is mapped has addresses.
+        # Cached pages may be unmapped and free pages always are; only mapped pages need addresses.
         assert self.virtual_reserved >= self.in_use + self.parked, self
         assert self.in_use + self.shared_saved == self.logical + self.tail_waste + self.external_waste, self

@@ -1,7 +1,7 @@
-"""What makes one kind of KV memory, beside what all have in common.
+"""The interface of a KV-cache backend. A backend supplies only what differs between kinds of memory.
 
-    layout    how tokens lie on units           books     who decides
-    memory    what carries it out               inputs    what attention gets to see
+    layout    how tokens lie on units           books     decide which request gets which units
+    memory    carries out the decisions         inputs    tell attention where K and V are
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ DEFAULT_LAYOUT = KVLayout.INTERLEAVED  # measured: docs/memory.md
 
 @dataclass(frozen=True)
 class Setting:
-    """What a cache is made for.
+    """The parameters of a cache.
 
-    `max_tokens`: of the longest request. `max_rows`: requests at once. `fingerprint`: of the model, for the
-    prefix cache; None: no prefix cache.
+    `max_tokens`: length of the longest request. `max_rows`: number of requests that may live at once.
+    `fingerprint`: identifies the model in the prefix cache; None for no prefix cache.
     """
 
     config: KVCacheConfig
@@ -52,17 +52,17 @@ class Setting:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page, where there are pages."""
+        """Bytes of a page, for a backend that uses pages."""
         default = default_page_bytes(self.kind, self.shape, self.driver.granularity)
         return self.config.page_bytes or default
 
 
 class Backend(ABC):
-    """One kind of KV memory. `layout` comes first; `books` and `memory` are asked for once."""
+    """One kind of KV memory. The cache calls `layout` first, then `books` and `memory` once each."""
 
     name: ClassVar[str]
     unit: ClassVar[UnitName]
-    """What a unit is called."""
+    """The word for a unit: page, block or row."""
     reads: ClassVar[type[AttentionInputs]]
     """The kind of inputs that attention must be able to read."""
     has_tables: ClassVar[bool] = False
@@ -77,22 +77,22 @@ class Backend(ABC):
 
     @abstractmethod
     def books(self, layout: UnitLayout) -> Books:
-        """Who decides."""
+        """The books, which decide which request gets which units."""
 
     @abstractmethod
     def memory(self, layout: UnitLayout, books: Books) -> Memory:
-        """What carries it out."""
+        """The memory, which carries out what the books decide."""
 
     @abstractmethod
     def inputs(self, cache: KVCache, chunks: Sequence[Chunk]) -> AttentionInputs:
-        """A step as attention sees it; room for every chunk is there."""
+        """The attention inputs of a step. There is already room for every chunk."""
 
     @abstractmethod
     def describe(self, books: Books) -> dict[str, str | int]:
-        """The choices that make up this cache, for reports."""
+        """The settings of this cache, for reports."""
 
     def smallest(self) -> str:
-        """What a budget must hold at least, in words."""
+        """The least that a budget must hold, in words, for error messages."""
         return f"one {self.unit} of {self.layout().bytes:,} bytes"
 
 
@@ -116,11 +116,11 @@ def contiguous_inputs(
 
 
 def paged_inputs(cache: KVCache, chunks: Sequence[Chunk], block_size: int) -> PagedInputs:
-    """Each request's tokens lie on the blocks of its table, wherever those are."""
+    """Each request's tokens lie on the blocks of its block table, anywhere in the pool."""
     owners, where = positions(chunks)
     rows = np.asarray(cache.rows(chunks), np.int64)
     ends = [chunk.start + chunk.length for chunk in chunks]
-    # Blocks past a request's end this step (the rest of a chunked prompt) are no business of kernels.
+    # Kernels don't need the blocks behind a request's end in this step (the rest of a chunked prompt).
     tables = cache.books.tables[rows, : -(-max(ends, default=1) // block_size)]
     blocks = tables[owners, where // block_size].astype(np.int64)
     return PagedInputs(

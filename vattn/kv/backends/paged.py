@@ -1,10 +1,10 @@
-"""`paged`: a pool of blocks and a block table per request (PagedAttention). The kernel translates.
+"""`paged`: a pool of blocks and a block table per request (PagedAttention). Kernels read the block table.
 
 request A   table [ 7, 2, 5 ]        pool  | 0 | 1 | 2 AB| 3 B| 4 | 5 A| 6 | 7 AB|
 request B   table [ 7, 2, 3 ]              each block: block_size positions, all layers
 
-A and B begin with the same text: full blocks of it (7, 2) are in both tables. A block in two tables is
-never written again; who continues does so in a block of its own.
+A and B begin with the same text, so its full blocks (7, 2) are in both block tables. A block in two tables
+is never written again: each request continues in a block of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`static`: every request reserves its maximum length in physical memory. The baseline.
+"""`static`: every request reserves its maximum length in physical memory. This is the baseline.
 
 row 0  | used used used ............................ max_tokens |
-row 1  | used .............................................. |    dots are reserved and never used
+row 1  | used .............................................. |    dots: reserved, perhaps never used
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StaticBackend(Backend):
 
 
 class RowTensorMemory(TensorMemory):
-    """Units are rows, laid out as those of `virtual`."""
+    """Memory whose units are rows, in the same layout as the rows of `virtual`."""
 
     def __init__(
         self, layout: UnitLayout, shape: KVShape, device: torch.device, count: int, kind: KVLayout
@@ -64,7 +64,7 @@ class RowTensorMemory(TensorMemory):
         super().__init__(layout, shape, device, count)
 
     def allocate(self, count: int) -> KVViews:
-        # No pages here: with "pages" of one token the row needs no padding.
+        # There are no pages here. With "pages" of one token, rows need no padding.
         shape, tokens = self.shape, self.layout.max_tokens
         page = RowLayout(self.kind, shape, count, tokens, 1).token_bytes
         rows = RowLayout(self.kind, shape, count, tokens, page)

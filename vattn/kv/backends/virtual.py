@@ -5,8 +5,9 @@
     row 2 (parked)  | page 4 | page 1 |  . . . . . . . . . . . . . . . . . .  |
     row 3 (empty)   |  . . . . . . . . . . . . . . . . . . . . . . . . . . .  |
 
-A unit is a page in each range of a row: one, or one for each layer's K and V. A request that begins with text
-the prefix cache knows gets the full pages of it by reference and a copy of the partly filled one behind them.
+A unit is one page in each range of a row. A row has one range, or one for each layer's K and V. If a request
+begins with text from the prefix cache, it shares the full pages of that text and copies the partly filled
+page behind them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class VirtualBackend(Backend):
-    """`max_rows` rows in one reservation, pages in them under the budget."""
+    """`max_rows` rows in one reservation of addresses; the budget limits the pages mapped in them."""
 
     name = "virtual"
     unit = "page"
@@ -38,7 +39,7 @@ class VirtualBackend(Backend):
 
     @cached_property
     def geometry(self) -> RowLayout:
-        """Rows as they lie; with a prefix cache one is set apart, to copy from cached pages."""
+        """The layout of the rows. With a prefix cache there is one extra row, to copy from cached pages."""
         setting = self.setting
         page, driver = setting.page_bytes, setting.driver
         if page % driver.granularity:

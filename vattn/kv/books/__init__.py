@@ -1,1 +1,2 @@
-"""Who holds which unit of KV memory: decisions without memory. Imports neither torch nor a driver."""
+"""The books: which request holds which unit of KV memory. They decide only and import neither torch nor a
+driver."""

@@ -1,10 +1,10 @@
 """Which units are free.
 
-    limit    [ held | free: exists, nobody's | not made ]
+    limit    [ held | free: made, not held   | not made ]
              └────── made ───────────────────┘
 
-Numbers are handed out lowest first: on the host driver that keeps neighbours in memory neighbours in the
-address space, which the kernel then merges into one mapping.
+The lowest numbers are handed out first. On the host driver, units with neighbouring numbers then tend to be
+neighbours in the address space too, and the operating system merges their mappings into one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from collections.abc import Iterable, Mapping
 
 
 class UnitAllocator:
-    """At most `limit` units. `made`: all of them exist from the start; else each is made when first taken."""
+    """Hands out at most `limit` units.
+
+    `made`: all units exist from the start. Otherwise each unit is made when it is first taken.
+    """
 
     def __init__(self, limit: int, *, made: bool) -> None:
         if limit < 0:
             raise ValueError(f"there can't be {limit} units")
         self.limit = limit
-        self._free = list(range(limit)) if made else []  # heap: exist and are nobody's
-        self._vacant: list[int] = []  # heap: were given back
+        self._free = list(range(limit)) if made else []  # heap: exist, and nothing holds them
+        self._vacant: list[int] = []  # heap: given back, so they don't exist now
         self._next = len(self._free)
-        """Numbers from here on were never made."""
+        """The lowest number that was never made."""
 
     @property
     def num_made(self) -> int:
@@ -32,7 +35,7 @@ class UnitAllocator:
 
     @property
     def num_free(self) -> int:
-        """Units that exist and are nobody's."""
+        """Units that exist and that nothing holds."""
         return len(self._free)
 
     @property
@@ -41,7 +44,7 @@ class UnitAllocator:
 
     @property
     def available(self) -> int:
-        """Units that could be taken: free ones and those that may still be made."""
+        """Units that could be taken: free units, and units that may still be made."""
         return self.limit - self.num_held
 
     @property
@@ -50,9 +53,10 @@ class UnitAllocator:
         return max(self._next, self.limit)
 
     def take(self, n: int, after: int | None = None) -> tuple[list[int], list[int]] | None:
-        """`n` units, and which of them have to be made; None, and nothing taken, when fewer are available.
+        """Take `n` units. Returns them, and those of them that have to be made.
 
-        `after`: the unit that they will stand behind; an allocator may like them to be neighbours.
+        Returns None and takes nothing if fewer than `n` are available. `after` is the unit that comes before
+        them in the row; an allocator may use it to choose neighbours.
         """
         if n > self.available:
             return None
@@ -67,30 +71,30 @@ class UnitAllocator:
         return [*old, *new], new
 
     def give(self, units: Iterable[int]) -> None:
-        """Units are nobody's now."""
+        """Make held units free."""
         for unit in units:
             heapq.heappush(self._free, unit)
 
     def unmake(self, units: Iterable[int]) -> None:
-        """Units that were taken or given do not exist (any more)."""
+        """Record that taken or freed units do not exist (any more)."""
         for unit in units:
             heapq.heappush(self._vacant, unit)
 
     def spare(self, n: int) -> list[int]:
-        """The `n` highest free units, or all; they are still free. `forget` them once they are gone."""
+        """The `n` highest free units, or all if there are fewer. They stay free until `forget` is called."""
         return heapq.nlargest(n, self._free)
 
     def forget(self, units: Iterable[int]) -> None:
-        """Free units were given back to the device."""
+        """Record that free units were given back to the device."""
         gone = set(units)
         self._free = [unit for unit in self._free if unit not in gone]
         heapq.heapify(self._free)
         self.unmake(gone)
 
     def renumbered(self, limit: int, numbers: Mapping[int, int]) -> UnitAllocator:
-        """Another allocator of this kind with `limit` units, for held ones that got new numbers, by old ones.
+        """A new allocator of the same kind with `limit` units, of which the renumbered ones are held.
 
-        New numbers are the lowest: 0 and up, in the old order.
+        `numbers` maps the old numbers of held units to new ones: 0 and up, in the old order.
         """
         new = type(self)(limit, made=True)
         taken = new.take(len(numbers))

@@ -1,11 +1,12 @@
-"""The books of a KV cache: which request holds which units, what is shared, what gives way.
+"""The books of a KV cache: which request holds which units, which units are shared, what to evict.
 
     request "a"   row 0   | 7 | 2 | 5 |            units by position; the request's tokens lie on them
-    request "b"   row 1   | 7 | 2 | 3 |            7 and 2 are shared: nobody writes them again
-    prefix cache          7, 2, 6                  6 is cached only: it goes when memory is short
+    request "b"   row 1   | 7 | 2 | 3 |            7 and 2 are shared: they are never written again
+    prefix cache          7, 2, 6                  6 is cached only: it is evicted when memory is short
 
-Here a unit may stand anywhere and a row is nothing but a table (`paged`, `static`). `MappedBooks` are for
-rows that have addresses. Neither knows what a unit is made of: they yield operations, a memory does them.
+In `Books` a unit may lie anywhere and a row is only a table (`paged`, `static`). `MappedBooks` are for rows
+that have addresses. Neither knows what a unit is made of: they yield operations, and a memory carries them
+out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from vattn.kv.books.prefix import PrefixCache
 from vattn.kv.books.units import UnitLayout
 from vattn.kv.stats import KVStats
 
-WATERMARK = 0.01  # share of the units that a new request leaves to the growth of those that live
+WATERMARK = 0.01  # share of the units kept back at admission, so that live requests can grow
 
 
 @dataclass(eq=False)
@@ -33,35 +34,35 @@ class Live:
 
     text: RequestText
     shares: bool
-    """Whether its text may be found by others, and others' by it."""
+    """Whether it may share prefixes with other requests."""
     tokens: int
-    """That it has room for."""
+    """Tokens it has room for."""
     written: int = 0
-    """That have K and V, one that is computed and not known yet included."""
+    """Tokens whose K and V are written, including one whose id is not known on the host yet."""
     entered: int = 0
-    """Entries of its text that are in the prefix cache by now."""
+    """Number of leading entries of its text that are in the prefix cache."""
     row: int = -1
     units: int = 0
-    """That its tokens need: the first ones of its row."""
+    """Units that its tokens need: the first ones of its row."""
     room: int = 0
-    """Up to so many tokens it needs no more units."""
+    """Tokens up to which it can grow without another unit."""
 
 
 class Books:
-    """At most `limit` units.
+    """The books of at most `limit` units.
 
     Args:
-        fingerprint: of the model, for the prefix cache; None: no prefix cache.
-        entry_tokens: tokens of an entry of the prefix cache.
-        reserves: a unit is the room for a longest request: it never needs a second one.
-        most: never more units than this, whatever the limit.
-        allocator: which units are given out; None: the lowest free ones.
+        fingerprint: identifies the model in the prefix cache; None for no prefix cache.
+        entry_tokens: number of tokens in an entry of the prefix cache.
+        reserves: one unit holds the longest possible request, so a request never needs a second one.
+        most: upper bound on the number of units, whatever the limit.
+        allocator: chooses which units are handed out; None to hand out the lowest free ones.
     """
 
     copies_tails = False
-    """Whether a hit may end within a unit, whose beginning is then copied."""
+    """Whether a hit may end inside a unit. The beginning of that unit is then copied."""
     keeps_addresses = False
-    """Whether rows are addresses, which exist apart from units."""
+    """Whether a row is a range of addresses, which exists whether or not units are mapped in it."""
 
     def __init__(
         self,
@@ -86,14 +87,14 @@ class Books:
         self.live: dict[str, Live] = {}
         self.stats = KVStats()
         self.tables = np.zeros((0, layout.width), np.int32)
-        """`[row, position]`: units; row r has the first `lengths[r]`."""
+        """`[row, position]`: unit numbers. Only the first `lengths[r]` entries of row r are valid."""
         self.lengths: list[int] = []
         self.logical = 0
-        """Tokens of all live requests."""
+        """Total tokens of all live requests."""
         self._empty: list[int] = []
         """Rows without a request and without units."""
         self._looked_up: dict[str, RequestText] = {}
-        """Texts of requests that wait, as far as somebody asked for them."""
+        """Prefix lookups of waiting requests, by request id."""
 
     def _capped(self, limit: int) -> int:
         return limit if self.most is None else min(limit, self.most)
@@ -101,11 +102,11 @@ class Books:
     # ------------------------------------------------------------------ looking up
     @property
     def limit(self) -> int:
-        """Units there may be."""
+        """Number of units that may exist."""
         return self.allocator.limit
 
     def text(self, request_id: str | None, token_ids: Sequence[int], salt: str | None) -> RequestText:
-        """What is known of a text. With a request's id it is kept until the request ends: see `forget`."""
+        """The prefix lookup of a text. With a request id it is kept until the request ends: see `forget`."""
         text = None if request_id is None else self._looked_up.get(request_id)
         if text is None or text.token_ids is not token_ids or text.salt != (salt or ""):
             text = RequestText(token_ids, salt or "")
@@ -114,24 +115,24 @@ class Books:
         return text
 
     def forget(self, request_id: str) -> None:
-        """A waiting request has ended."""
+        """Drop the prefix lookup of a waiting request that has ended."""
         self._looked_up.pop(request_id, None)
 
     def awaits(self, text: RequestText) -> bool:
-        """Is a live request just computing a prefix of this text?"""
+        """Whether a live request is computing a prefix of this text now."""
         return self.prefix is not None and self.prefix.awaits(text)
 
     def can_admit(self, tokens: int, text: RequestText | None) -> bool:
-        """Could a new request hold `tokens` tokens, counting what would give way?"""
+        """Whether a new request could hold `tokens` tokens, counting memory that can be reclaimed."""
         if tokens > self.layout.max_tokens or not self._has_row():
             return False
         spare = 0
-        if self.live and not self.reserves:  # of one range: all ranges of a unit may be much of a small cache
+        if self.live and not self.reserves:  # in pages: a unit of many ranges is a big part of a small cache
             spare = max(1, int(WATERMARK * self.limit * self.layout.ranges)) // self.layout.ranges
         room = self.limit - self.counts.num_needed - spare - self.layout.units(tokens)
         if room >= 0 and not self.copies_tails:
             return True
-        # Units that requests need already cost nothing; a tail's source must stay for the copy.
+        # Units that other requests already need cost nothing. The source of a copied tail must stay.
         hit = self._hit(text)
         saved = len(hit.shared) - self.counts.unneeded(hit.shared)
         tail = hit.tail is not None and not self.counts.needs[hit.tail]
@@ -149,7 +150,10 @@ class Books:
     def attach(
         self, request_id: str, token_ids: Sequence[int], salt: str | None, *, resumed: bool
     ) -> Decision[int | None]:
-        """Admit a request with room for all of `token_ids`: how many are in the cache; None: short."""
+        """Admit a request with room for all of `token_ids`.
+
+        Returns how many of them are in the cache, or None if memory is short.
+        """
         if len(token_ids) > self.layout.max_tokens or not self._has_row():
             return None
         shares = salt is not None and self.prefix is not None
@@ -165,12 +169,12 @@ class Books:
             self.prefix.claim(request_id, live.text)
             self.stats.count_hit(live.written, live.tokens, resumed=resumed)
             found = min(len(live.text.found) * self.prefix.unit, live.tokens - 1)
-            if not self.copies_tails and found > live.written:  # there, but not in whole units
+            if not self.copies_tails and found > live.written:  # cached, but not in whole units
                 self.stats.prefix_tokens_unshared_by_page_size += found - live.written
         return live.written
 
     def fork(self, parent_id: str, child_id: str, tokens: int) -> Decision[bool]:
-        """Admit a request that has the first `tokens` computed tokens of another."""
+        """Admit a request that begins with the first `tokens` computed tokens of another."""
         parent = self.live[parent_id]
         parent.written = max(parent.written, tokens)
         if not self._has_row():
@@ -188,23 +192,26 @@ class Books:
         return True
 
     def _begin(self, live: Live, hit: Hit) -> Decision[bool]:
-        """Give a new request a row with all its units, as much of them shared as `hit` has."""
+        """Give a new request a row with all its units, sharing those of `hit`. False if memory is short."""
         started = yield from self._start(live, hit)
         if not started and hit.cached:
             return (yield from self._start(live, Hit()))
         return started
 
     def _start(self, live: Live, hit: Hit) -> Decision[bool]:
-        """A row that begins with `hit`: its whole units by reference, the tail copied. False: short."""
+        """Give a new request a row that begins with `hit`: share the whole units, copy the tail.
+
+        Returns False if memory is short.
+        """
         full = len(hit.shared)
         pinned = hit.beside()
-        self._pin(pinned)  # nothing of the hit may go meanwhile
+        self._pin(pinned)  # so that no unit of the hit is evicted meanwhile
         try:
             row, adopted = yield from self._take_row(self.layout.units(live.tokens), empty=full > 0)
             started = False
             try:
                 started = yield from self._fill(row, live, hit)
-            except OutOfMemory:  # of mappings
+            except OutOfMemory:  # the driver has no room for more mappings
                 pass
             finally:
                 if not started:
@@ -225,7 +232,7 @@ class Books:
         return True
 
     def _fill(self, row: int, live: Live, hit: Hit) -> Decision[bool]:
-        """Put a request's units into a row that was taken for it."""
+        """Put a request's units into the row taken for it. False if memory is short."""
         full = len(hit.shared)
         if full:
             self._append(row, hit.shared)
@@ -241,7 +248,7 @@ class Books:
         return extended
 
     def _settle_in(self, row: int, live: Live) -> None:
-        """A request's row is complete."""
+        """Record that a request's row is complete."""
         live.row, live.units = row, self.layout.units(live.tokens)
         live.room = min(self.layout.tokens(live.units), self.layout.max_tokens)
         self.counts.need(self.tables[row, : live.units])
@@ -278,9 +285,9 @@ class Books:
         return True
 
     def computed(self, live: Live, token_ids: Sequence[int], n: int) -> None:
-        """K and V of the first `n` tokens are written; the last may be one that `token_ids` lacks as yet."""
+        """Record that K and V of the first `n` tokens are written. `token_ids` may still lack the last."""
         live.written = n
-        if live.text.token_ids is not token_ids:  # a fork's own list: it begins as the one it was forked from
+        if live.text.token_ids is not token_ids:  # a fork has its own list, which begins like its parent's
             live.text = RequestText(token_ids, live.text.salt, live.text.keys[: live.entered])
         if self.prefix is None or not live.shares:
             return
@@ -290,13 +297,13 @@ class Books:
             live.entered = whole
 
     def shared_tokens(self, live: Live) -> int:
-        """Leading written tokens that another live request holds as well."""
+        """Number of leading written tokens that are shared with another live request."""
         alone = self.counts.needs[self.tables[live.row, : self.layout.units(live.written)]] <= 1
         shared = int(np.argmax(alone)) if alone.any() else len(alone)
         return min(live.written, self.layout.tokens(shared))
 
     def free(self, request_id: str) -> Decision[None]:
-        """Forget a request. What it held is cached, kept with its row, or free."""
+        """Forget a request. The units it held stay cached or parked, or become free."""
         yield from self.settle(self.live[request_id].row)
         live = self.live.pop(request_id)
         self.logical -= live.tokens
@@ -308,7 +315,7 @@ class Books:
         self._leave(live.row)
 
     def reset(self) -> None:
-        """Forget every cached prefix; who lives leaves none behind."""
+        """Forget every cached prefix. Requests that live now add no new ones."""
         if self.prefix is None:
             return
         self.prefix.clear()
@@ -317,7 +324,7 @@ class Books:
             self.prefix.unclaim(request_id)
 
     def _hold(self, live: Live, index: int) -> Memory:
-        """Units on which entry `index` of a request's text lies, held by the cache from now on."""
+        """The units on which entry `index` of a request's text lies. The prefix cache holds them from now."""
         assert self.prefix is not None
         tokens = self.prefix.unit
         first, last = self.layout.span(index * tokens, (index + 1) * tokens)
@@ -331,7 +338,7 @@ class Books:
 
     # ------------------------------------------------------------------ units
     def _extend(self, row: int, n: int) -> Decision[bool]:
-        """Append `n` units of its own to a row: all or nothing; False when memory is short."""
+        """Append `n` new units to a row, or change nothing and return False if memory is short."""
         if n <= 0:
             return True
         if n > self.limit - self.counts.num_needed:
@@ -355,7 +362,7 @@ class Books:
         return False
 
     def _take_back(self, row: int, keep: int, new: Iterable[int]) -> None:
-        """Units behind the first `keep` were not mapped, and the `new` of them not made."""
+        """Undo an append: units behind the first `keep` were not mapped, and units in `new` not made."""
         self._cut(row, keep)
         self.allocator.forget(new)
 
@@ -366,13 +373,13 @@ class Books:
         self.counts.show(units)
 
     def _cut(self, row: int, keep: int) -> None:
-        """A row keeps its first `keep` units; what is nobody's by that is free."""
+        """Cut a row to its first `keep` units. Units that nothing holds any more become free."""
         units = self.tables[row, keep : self.lengths[row]]
         self.lengths[row] = keep
         self.allocator.give(self.counts.hide(units))
 
     def evict(self) -> bool:
-        """Drop the cached entry that is missed least; False if there is none."""
+        """Evict the least recently used leaf of the prefix cache. False if there is no entry to evict."""
         if self.prefix is None or not self.prefix.evict(self._frees):
             return False
         self.stats.prefix_evictions += 1
@@ -383,17 +390,20 @@ class Books:
 
     @property
     def address_bytes(self) -> int:
-        """Bytes of addresses that are reserved."""
+        """Bytes of reserved addresses."""
         return self.allocator.num_made * self.layout.bytes
 
-    # ------------------------------------------------------------------ what MappedBooks do otherwise
+    # ------------------------------------------------------------------ what MappedBooks override
     def settle(self, row: int) -> Decision[None]:
-        """Be done with what a row is given ahead of its need."""
+        """Finish mapping the units that a row is given ahead of its need."""
         return
         yield
 
     def _take_row(self, units: int, *, empty: bool) -> Decision[tuple[int, bool]]:
-        """A row for a request that needs so many units; whether it has some already (never if `empty`)."""
+        """Take a row for a request that needs `units` units.
+
+        Returns the row, and whether it is a parked row that has units already (never if `empty`).
+        """
         if not self._empty:
             first, more = len(self.lengths), max(8, len(self.lengths))
             self.tables = np.concatenate([self.tables, np.zeros((more, self.layout.width), np.int32)])
@@ -403,20 +413,20 @@ class Books:
         yield
 
     def _leave(self, row: int) -> None:
-        """A taken row is nobody's any more."""
+        """Give a taken row back. It belongs to no request any more."""
         self._cut(row, 0)
         self._empty.append(row)
 
     def _granted(self, row: int, units: int) -> None:
-        """The first units of a row are others'."""
+        """Record that the first `units` units of a row are shared with other rows."""
 
     def _remember(self, live: Live) -> None:
-        """A request ends whose row may be of use."""
+        """Remember what the row of an ending request holds, for a later request that continues it."""
 
     def _reclaim(self, n: int, keep: int | None, *, made_only: bool = False) -> Decision[None]:
-        """Take units from those who don't need them until `n` can be taken, or nothing is left to take.
+        """Reclaim unneeded units until `n` units can be taken or nothing is left to reclaim.
 
-        Row `keep` is the one that needs them. `made_only`: count only units that exist.
+        Nothing is taken from row `keep`, which needs them. `made_only`: count only units that exist.
         """
         while self.allocator.available < n and self.evict():
             pass
@@ -425,7 +435,7 @@ class Books:
 
     # ------------------------------------------------------------------ size
     def resize(self, limit: int) -> Decision[bool]:
-        """Have `limit` units; False when live requests need more. Units that stay get other numbers."""
+        """Change the number of units. Units that stay get new numbers. False if live requests need more."""
         limit = self._capped(limit)
         if self.counts.num_needed > limit:
             return False
@@ -455,7 +465,7 @@ class Books:
         return True
 
     def check_rows(self) -> None:
-        """Raise AssertionError unless each row is empty or one request's."""
+        """Raise AssertionError unless each row is empty or belongs to exactly one request."""
         rows = sorted([*(live.row for live in self.live.values()), *self._empty])
         assert rows == list(range(len(self.lengths))), "a row is lost"
         for live in self.live.values():

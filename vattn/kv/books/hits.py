@@ -1,11 +1,12 @@
-"""What a new request can have from others: units by reference, a tail to copy, or a whole row.
+"""What a new request can take over from earlier requests: shared units, a tail to copy, or a whole row.
 
-    cached text   | entry | entry | entry | entry |      entries of the prefix cache: their borders and
-    units         |    unit    |    unit    |  unit …    those of units need not match
-    a hit         |   shared   |   shared   | tail → copied: the request writes behind it
+    cached text   | entry | entry | entry | entry |      entries of the prefix cache: their borders need
+    units         |    unit    |    unit    |  unit …    not match the borders of units
+    a hit         |   shared   |   shared   | tail → copied, because the request writes behind it
 
-An entry holds every unit its bytes lie on. Where two entries of a chain lie on one unit, theirs may be
-different units; the later entry's was written by somebody who had all of the text so far, so it counts.
+An entry holds every unit on which its bytes lie. Two neighbouring entries of a chain may each name a unit for
+the same position, and the two may differ. The unit of the later entry is used: the request that wrote it had
+all of the text so far.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ class RequestText(Text[Memory]):
     """A request's text, and the units on which its cached beginning lies."""
 
     units: Units = field(default_factory=lambda: NO_UNITS)
-    """By position, from `match`'s entries; rebuilt from entry `unchanged` on."""
+    """Unit numbers by position, derived from the entries of `match`; rebuilt from entry `unchanged` on."""
 
 
 @dataclass(frozen=True, eq=False)
 class Hit:
-    """The prefix of a request that need not be computed; nothing by default."""
+    """The prefix of a request that need not be computed. Empty by default."""
 
     cached: int = 0
-    """Tokens."""
+    """Number of tokens."""
     shared: Units = field(default_factory=lambda: NO_UNITS)
-    """Units that hold nothing but these tokens."""
+    """Units that hold only these tokens, to be shared."""
     tail: int | None = None
-    """The unit behind them, if some of the tokens' bytes lie there."""
+    """The unit behind them, to be copied, if the last of these tokens lie on it; else None."""
     entries: Sequence[Entry[Memory]] = ()
 
     def beside(self) -> Units:
@@ -53,7 +54,10 @@ class Hit:
 def find_hit(
     prefix: PrefixCache[Memory], layout: UnitLayout, text: RequestText, *, copy_tails: bool
 ) -> Hit:
-    """The longest cached prefix that leaves a token to compute; without `copy_tails` it ends with a unit."""
+    """The longest cached prefix that leaves at least one token to compute.
+
+    Without `copy_tails` the prefix ends at the border of a unit.
+    """
     entries = prefix.match(text)
     cached = min(len(entries) * prefix.unit, len(text.token_ids) - 1)
     full, rest = layout.whole(max(cached, 0))
@@ -66,7 +70,7 @@ def find_hit(
 
 
 def _derive_units(text: RequestText, layout: UnitLayout) -> None:
-    """Bring `text.units` up to its entries."""
+    """Update `text.units` from the entries that were found."""
     if text.unchanged == len(text.found):
         return
     if not len(text.units):
@@ -86,20 +90,20 @@ class Content:
     token_ids: Sequence[int]
     salt: str
     written: int
-    """Tokens that have K and V."""
+    """Tokens whose K and V are in the row."""
     entered: int
-    """Entries of it that were in the prefix cache."""
+    """Number of leading entries of its text that were in the prefix cache."""
     key: bytes
-    """Of the last of them."""
+    """Key of the last of these entries."""
 
 
 def continuation(
     contents: Mapping[int, Content], token_ids: Sequence[int], hit: Hit
 ) -> tuple[int, int] | None:
-    """(row, cached tokens) of a parked row whose text this request goes on with, if that saves as much.
+    """Find a parked row that this request can continue. Returns (row, cached tokens), or None.
 
-    What follows the row's last entry will be overwritten, so all entries must match: in their tokens, as a
-    key may be another text's.
+    The row's last prefix-cache entry must be the last entry of `hit`, because the request overwrites whatever
+    follows it. Tokens are compared as well, since different texts may have equal keys.
     """
     if not hit.entries:
         return None

@@ -1,7 +1,7 @@
-"""What the books ask of a memory. Units are known by number, rows by their place in the books' tables.
+"""The operations that the books ask a memory to do. Units and rows are named by number.
 
-A decision is a generator: it yields operations and gets an exception thrown in where one failed. So the code
-that decides also takes back. It never yields while it takes back.
+A decision is a generator: it yields operations, and a failed operation raises at its `yield`. So the code
+that decides also undoes its changes when an operation fails. It does not yield while it undoes them.
 
     books     grow("a") ── Map(row 3, at 2, units 7) ──> memory
                         <── done, or the driver's error ──
@@ -17,42 +17,42 @@ T = TypeVar("T")
 
 
 class Map(NamedTuple):
-    """Units that nobody else holds appear in a row, writable, from position `at` on. All or nothing.
+    """Map units that nothing else holds into a row, writable, from position `at` on. All or nothing.
 
-    What a memory has at `at` and behind from before (of a decision that was taken back) goes first.
+    A memory first unmaps what an undone decision may have left at `at` and behind.
     """
 
     row: int
     at: int
     units: tuple[int, ...]
     new: tuple[int, ...]
-    """Those of the units that do not exist yet. Should the operation fail, they still do not."""
+    """The units that do not exist yet. If the operation fails, they still do not exist."""
     ahead: bool = False
-    """Nobody needs them yet: a memory may do it in the background. `Finish` tells how it went."""
+    """No request needs the units yet, so a memory may map them in the background until `Finish`."""
 
 
 class Grant(NamedTuple):
-    """Units that others hold appear in an empty row as well, read-only where a device can. All or nothing."""
+    """Map units that others hold into an empty row too, read-only if the device can. All or nothing."""
 
     row: int
     units: tuple[int, ...]
 
 
 class Finish(NamedTuple):
-    """Wait for what is done ahead in a row. Raises what it failed with; then it is undone."""
+    """Wait for a `Map` ahead in a row. If that failed, its error is raised and nothing stays mapped."""
 
     row: int
 
 
 class Unmap(NamedTuple):
-    """A row keeps its first `keep` units. They are gone from it for the books even if this raises."""
+    """Cut a row to its first `keep` units. For the books the others are gone even if this raises."""
 
     row: int
     keep: int
 
 
 class Copy(NamedTuple):
-    """The first `nbytes` bytes of each range, from one unit to another. No row need show the source."""
+    """Copy the first `nbytes` bytes of each range from unit to unit. The source need not be in a row."""
 
     source: int
     target: int
@@ -60,17 +60,17 @@ class Copy(NamedTuple):
 
 
 class Discard(NamedTuple):
-    """Give the memory of units back that nobody holds."""
+    """Give back the memory of units that nothing holds."""
 
     units: tuple[int, ...]
 
 
 class Move(NamedTuple):
-    """Have `limit` units from now on: those that live move to other numbers, the rest is new or gone."""
+    """Move to a memory of `limit` units. Held units get new numbers; other units are dropped."""
 
     limit: int
     numbers: Mapping[int, int]
-    """New numbers by old ones."""
+    """Old number -> new number, for every held unit."""
 
 
 Operation = Map | Grant | Finish | Unmap | Copy | Discard | Move
@@ -78,14 +78,17 @@ Decision = Generator[Operation, None, T]
 
 
 class CarriesOut(Protocol):
-    """What a memory must be able to do."""
+    """Anything that can carry out operations: a memory."""
 
     def apply(self, operation: Operation) -> None:
         """Do it, or raise and leave nothing half done."""
 
 
 def carry_out(decision: Decision[T], memory: CarriesOut) -> T:
-    """Let a memory do what a decision asks; what it decided. Raises what the decision could not take."""
+    """Run a decision: let `memory` do its operations, and return its result.
+
+    An error of the memory is raised in the decision first, which may handle it; otherwise it is raised here.
+    """
     try:
         operation = next(decision)
         while True:
@@ -101,7 +104,7 @@ def carry_out(decision: Decision[T], memory: CarriesOut) -> T:
 
 
 class NoMemory:
-    """Does nothing: for books kept where the memory is not (another rank, a simulation, a replay)."""
+    """A memory that does nothing, for books without one: another rank, a simulation, a replay."""
 
     def apply(self, operation: Operation) -> None:
         """Nothing to do."""

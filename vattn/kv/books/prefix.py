@@ -1,20 +1,20 @@
-"""Prefix cache: which stretches of text have their K and V in memory, and which goes first.
+"""Prefix cache: which prefixes have their K and V in memory, and which of them to evict first.
 
 Text is cut into units of `unit` tokens. A unit's key is a chain hash, so it names the unit AND all text
-before it (the idea: vLLM's automatic prefix caching; SGLang's RadixAttention keeps a tree instead):
+before it. vLLM's automatic prefix caching has the same idea; SGLang's RadixAttention keeps a tree instead.
 
     root = H(fingerprint, salt)      key[0] = H(root, tokens[0:u])      key[1] = H(key[0], tokens[u:2u])
 
-                    ┌─ "You are a bot." ─┬─ "Hello!"        leaves are evicted first,
-    fingerprint,salt┤                    └─ "What is 2+2?"  the least recently used of them
+                    ┌─ "You are a bot." ─┬─ "Hello!"        the least recently used
+    fingerprint,salt┤                    └─ "What is 2+2?"  leaf is evicted first
                     └─ "Translate:" ───────  …
 
-Equal text is not equal KV: the fingerprint stands for weights, dtype, rope and adapters, the salt for who
-may share with whom. Hashes find entries; tokens, parents and salts are compared, so a collision is a miss.
-What an entry holds is the caller's (units of memory): this module knows of no memory.
+Equal text does not mean equal KV. The fingerprint identifies weights, dtype, rope and adapters; only requests
+with equal salts share. Hashes find entries, then tokens, parents and salts are compared, so a collision is a
+miss. What an entry holds (units of memory) is up to the caller: this module does not know what it is.
 
-Work is done once: a text's keys and the entries found for it are kept in a `Text`, which lives as long as its
-request; looking again costs as much as has changed since.
+Work is done once. A `Text` keeps the keys of a text and the entries found for it, and lives as long as its
+request. Looking it up again only costs work for what has changed since.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ M = TypeVar("M")
 Hasher = Callable[[bytes], bytes]
 
 def chain_hash(data: bytes) -> bytes:
-    """16 bytes of BLAKE2b: no accidental collisions, and forged ones are caught by comparing tokens."""
+    """16 bytes of BLAKE2b. Accidental collisions don't happen; forged ones fail the comparison of tokens."""
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
@@ -47,36 +47,36 @@ class Entry(Generic[M]):
     memory: M
     children: int = 0
     stamp: int = 0
-    """When it was last used itself; larger is later. What is built on it counts when that goes."""
+    """When it was last used; larger is later. A later use of its children is added when they are evicted."""
     alive: bool = True
-    """Whether it is in the cache still."""
+    """Whether it is still in the cache."""
 
 
 @dataclass(eq=False)
 class Text(Generic[M]):
-    """A list of tokens that only grows, and what is known of it: one request's."""
+    """The tokens of one request, a list that only grows, and its lookup in the prefix cache."""
 
     token_ids: Sequence[int]
     salt: str
-    """Who may share it."""
+    """Only texts with equal salts share entries."""
     keys: list[bytes] = field(default_factory=list)
-    """Of its whole units so far."""
+    """Keys of its whole units so far."""
     found: list[Entry[M]] = field(default_factory=list)
-    """Entries of its beginning when `match` last looked; some of the last may be gone by now."""
+    """The entries that `match` found last time. Some at the end may have been evicted since."""
     unchanged: int = 0
-    """For whoever derives something from `found`: so many of its first entries are as they were."""
+    """How many leading entries of `found` have not changed since the caller last derived data from them."""
     tip: tuple[int, Entry[M]] | None = None
-    """(units, last entry of these): as long as that is there, all of the chain is this text's."""
+    """(units, the last entry of these units). While that entry is alive, the whole chain is cached."""
 
 
 class PrefixCache(Generic[M]):
     """Entries by chain hash.
 
     Args:
-        unit: tokens of an entry.
-        fingerprint: of the model: KV of one fingerprint is never taken for another's.
-        drop: called with the memory of every entry that goes.
-        hasher: bytes to bytes.
+        unit: number of tokens in an entry.
+        fingerprint: identifies the model. KV is never shared between different fingerprints.
+        drop: called with the memory of every entry that is removed.
+        hasher: maps bytes to a hash; a test may pass one that collides.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class PrefixCache(Generic[M]):
 
     # ------------------------------------------------------------------ keys
     def root(self, salt: str) -> bytes:
-        """Where all chains of a salt begin."""
+        """The key from which all chains of a salt begin."""
         return self._hash(f"{len(self._fingerprint)}:{self._fingerprint}{salt}".encode())
 
     def keys(self, text: Text[M]) -> list[bytes]:
-        """The chain of keys of all whole units: the text's own list, which each unit enters once."""
+        """The keys of all whole units of a text. Returns `text.keys`, extended by the units that are new."""
         keys, units = text.keys, len(text.token_ids) // self.unit
         if len(keys) < units:
             key = keys[-1] if keys else self.root(text.salt)
@@ -116,9 +116,9 @@ class PrefixCache(Generic[M]):
 
     # ------------------------------------------------------------------ finding
     def match(self, text: Text[M]) -> list[Entry[M]]:
-        """Entries of the longest cached prefix, in order: the text's own list.
+        """The entries of the longest cached prefix, in order. Returns `text.found`, brought up to date.
 
-        An entry never outlives its prefix, so what was found before is still there if its last entry is.
+        An entry never outlives its prefix. So if the last entry found before is alive, all of them are.
         """
         found = text.found
         while found and not found[-1].alive:
@@ -134,24 +134,24 @@ class PrefixCache(Generic[M]):
         return found
 
     def touch(self, text: Text[M]) -> None:
-        """What was found of a text was used now; entries that are gone by now don't count."""
+        """Record that the entries found for a text were used now. Evicted entries are skipped."""
         self._clock += 1
         last = next((entry for entry in reversed(text.found) if entry.alive), None)
         if last is not None:
             self._stamp(last)
 
     def _stamp(self, last: Entry[M]) -> None:
-        """A chain was used now. Its other entries learn of it when what is built on them goes."""
+        """Record that a chain was used now. Only its last entry is stamped; `_remove` passes stamps up."""
         last.stamp = self._clock
         if not last.children:
             self._push(last)
 
     # ------------------------------------------------------------------ filling
     def insert(self, text: Text[M], units: int, hold: Callable[[int], M], start: int = 0) -> None:
-        """Enter the first `units` units of a text. `hold(i)` gives the memory of unit i where it is new.
+        """Enter the first `units` units of a text. For a new unit i, `hold(i)` returns its memory.
 
-        `start`: units before it are expected to be there; where one has been evicted it is entered again.
-        Units already entered by others stay theirs. Stops at a collision: what follows can't be found.
+        The units before `start` should be there already; if one was evicted, it is entered again. Entries
+        that exist already keep their memory. Stops at a collision, since nothing behind it could be found.
         """
         keys, salt = self.keys(text), text.salt
         parent = self._last(text, start)
@@ -175,17 +175,17 @@ class PrefixCache(Generic[M]):
             self._stamp(parent)
 
     def _tokens(self, token_ids: Sequence[int], index: int) -> tuple[int, ...]:
-        """Of unit `index`."""
+        """The tokens of unit `index`."""
         return tuple(token_ids[index * self.unit : (index + 1) * self.unit])
 
     def _last(self, text: Text[M], units: int) -> Entry[M] | None:
-        """The last entry of the text's first `units` units, if all of them are entered."""
+        """The last entry of the text's first `units` units, or None unless all of them are entered."""
         if not units:
             return None
         if text.tip is not None and text.tip[0] == units and text.tip[1].alive:
             return text.tip[1]
         entry = last = self._entries.get(self.keys(text)[units - 1])
-        for index in range(units - 1, -1, -1):  # all of them: a key alone may be another text's
+        for index in range(units - 1, -1, -1):  # compare them all: another text may have the same key
             tokens = self._tokens(text.token_ids, index)
             if entry is None or entry.tokens != tokens or entry.salt != text.salt:
                 return None
@@ -198,7 +198,7 @@ class PrefixCache(Generic[M]):
 
     # ------------------------------------------------------------------ work under way
     def claim(self, owner: Hashable, text: Text[M]) -> None:
-        """`owner` is about to compute these tokens: others with the same prefix may want to wait for it.
+        """Record that `owner` is about to compute these tokens, so that others with the prefix can wait.
 
         A claim ends when its unit is entered, or with `unclaim`.
         """
@@ -216,15 +216,15 @@ class PrefixCache(Generic[M]):
             del self._claimed[self._claims.pop(key)][key]
 
     def awaits(self, text: Text[M]) -> bool:
-        """Is the first unit of this text that is not cached being computed right now?"""
+        """Whether the first unit of this text that is not cached is being computed now."""
         known = len(self.match(text))
         if known >= (len(text.token_ids) - 1) // self.unit:  # the last token is computed in any case
             return False
         return text.keys[known] in self._claims
 
-    # ------------------------------------------------------------------ giving way
+    # ------------------------------------------------------------------ eviction
     def evict(self, frees: Callable[[M], bool]) -> bool:
-        """Drop the least recently used leaf, preferably one that `frees` memory; False if there is none."""
+        """Evict the least recently used leaf, preferably one that `frees` memory. False if there is none."""
         passed: list[tuple[int, bytes]] = []
         victim: Entry[M] | None = None
         while self._leaves and victim is None:
@@ -269,7 +269,7 @@ class PrefixCache(Generic[M]):
             heapq.heapify(self._leaves)
 
     def replace_memory(self, new: Callable[[M], M]) -> None:
-        """Every entry's memory has moved."""
+        """Replace the memory of every entry, after it has moved."""
         for entry in self._entries.values():
             entry.memory = new(entry.memory)
 
@@ -279,7 +279,7 @@ class PrefixCache(Generic[M]):
         return [entry.memory for entry in self._entries.values()]
 
     def check(self, owners: Sequence[Hashable] = ()) -> None:
-        """Raise AssertionError unless the tree is whole. `owners`: who may have claims."""
+        """Raise AssertionError unless the tree is consistent. Only `owners` may have claims."""
         children: dict[int, int] = {}
         for key, entry in self._entries.items():
             assert entry.key == key and len(entry.tokens) == self.unit and entry.alive

@@ -1,4 +1,4 @@
-"""What the books say of themselves: bytes in use, who holds which unit, and whether all of it adds up."""
+"""Reports from the books: bytes in use, which request holds which unit, and a check of consistency."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vattn.kv.usage import MemoryUsage
 
 
 def usage(books: Books, token_bytes: int, *, closed: bool = False) -> MemoryUsage:
-    """The moment's bytes; `token_bytes`: of all layers. Takes the same time however many requests live."""
+    """Memory usage now; `token_bytes` is of all layers. Takes the same time for any number of requests."""
     unit, counts, allocator = books.layout.bytes, books.counts, books.allocator
     in_use, cached = counts.num_needed * unit, counts.num_cached_only * unit
     mapped, logical = counts.total_needs * unit, books.logical * token_bytes
@@ -32,7 +32,7 @@ def usage(books: Books, token_bytes: int, *, closed: bool = False) -> MemoryUsag
 def page_map(
     books: Books, backend: str, unit: UnitName, budget_bytes: int, moment: MemoryUsage
 ) -> PageMap:
-    """Every row with units, live ones first, and the state of each unit."""
+    """The page map now: every row with units, live ones first, and the state of each unit."""
     rows: list[tuple[MapRow, int]] = []
     for request_id, live in books.live.items():
         units = tuple(books.tables[live.row, : books.lengths[live.row]].tolist())
@@ -65,7 +65,7 @@ def page_map(
 
 
 def check(books: Books) -> None:
-    """Raise AssertionError unless the books balance."""
+    """Raise AssertionError unless the books are consistent."""
     shown: Counter[int] = Counter()
     needs: Counter[int] = Counter()
     for row, length in enumerate(books.lengths):

@@ -1,4 +1,4 @@
-"""Books of rows that have addresses: units are made and mapped as requests grow, and stay when they end.
+"""Books of rows that have addresses. Units are mapped as requests grow and stay mapped when they end.
 
     row 0 (live)    | 7 | 2 | 9 |  . . addresses only . .  |
     row 1 (live)    | 7 | 2 | 3 |  . .  7 and 2 were granted: read-only here
@@ -9,9 +9,10 @@
       ^                                |
       +------------ reclaim -----------+
 
-A later request takes a parked row over without a driver call: one of similar size, or one whose text goes on
-where it ended. When units are short they are taken, in this order, from: live rows beyond their need (mapped
-ahead, or surplus of a row taken over); parked rows, least recently used first; the prefix cache.
+A later request can take over a parked row without a driver call: a row of similar size, or the row whose text
+it continues. When units are short they are reclaimed in this order: from live rows that have more than they
+need (mapped ahead, or left over from a parked row); from parked rows, least recently used first; from the
+prefix cache.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from vattn.kv.books.units import UnitLayout
 
 
 class MappedBooks(Books):
-    """`rows` rows of addresses, at most `limit` units in them."""
+    """The books of `rows` rows of addresses with at most `limit` units in them."""
 
     copies_tails = True
     keeps_addresses = True
@@ -50,13 +51,13 @@ class MappedBooks(Books):
         self.lengths = [0] * rows
         self._empty = list(range(rows - 1, -1, -1))
         self.parked: OrderedDict[int, None] = OrderedDict()
-        """Least recently left first."""
+        """Parked rows, least recently parked first."""
         self.contents: dict[int, Content] = {}
-        """What parked rows held when they were left, where a later request may go on."""
+        """What parked rows hold, if a later request may continue them."""
         self.granted = [0] * rows
-        """So many first units of a row are mapped there read-only, or would be if the device could."""
+        """For each row, how many leading units are shared: mapped read-only if the device can do that."""
         self._ahead: dict[int, tuple[int, list[int]]] = {}
-        """Rows that are given units in the background: their length before, and units made for that."""
+        """Rows that get units in the background: their length before, and the units made for it."""
 
     @property
     def address_bytes(self) -> int:
@@ -76,7 +77,7 @@ class MappedBooks(Books):
         return (yield from super()._begin(live, hit))
 
     def _can_go_on(self, row: int, cached: int) -> bool:
-        """Whether a parked row still has that content, and nobody else sees what comes behind it."""
+        """Whether a parked row still holds these tokens and no other row can see what lies behind them."""
         return (
             row in self.parked
             and self.lengths[row] >= self.layout.units(cached)
@@ -84,7 +85,7 @@ class MappedBooks(Books):
         )
 
     def _go_on(self, live: Live, row: int, cached: int) -> Decision[bool]:
-        """Take over a parked row that holds `cached` of a request's tokens, as it lies."""
+        """Take over a parked row that holds the first `cached` tokens of a request. Nothing is copied."""
         content = self.contents[row]
         self._unpark(row)
         extended = False
@@ -100,9 +101,10 @@ class MappedBooks(Books):
         return extended
 
     def _take_row(self, units: int, *, empty: bool) -> Decision[tuple[int, bool]]:
-        """Of the parked rows whose units nobody else wants, the one with just enough, else the one with most.
+        """Take a parked row whose units only it holds: the smallest that is enough, else the largest.
 
-        Without any, an empty row, else the least recently parked, emptied.
+        If there is none, take an empty row, else empty the row that was parked longest ago. `empty` asks for
+        a row without units.
         """
         own = [] if empty else [(self.lengths[row], row) for row in self.parked if self._is_own(row)]
         if own:
@@ -147,18 +149,18 @@ class MappedBooks(Books):
         self.granted[row] = min(self.granted[row], keep)
 
     def writable(self, row: int, first: int) -> bool:
-        """Whether nobody else can see the units of a row from position `first` on."""
+        """Whether no other row can see the units of a row from position `first` on."""
         units = self.tables[row, first : self.lengths[row]]
         return self.granted[row] <= first and bool((self.counts.shown[units] == 1).all())
 
     def _is_own(self, row: int) -> bool:
-        """Whether a parked row's units can all be written for another text."""
+        """Whether all units of a parked row may be overwritten."""
         units = self.tables[row, : self.lengths[row]]
         return self.writable(row, 0) and not self.counts.cached[units].any()
 
     # ------------------------------------------------------------------ units ahead of their need
     def look_ahead(self) -> Decision[None]:
-        """Have a unit more mapped in the background wherever the next token starts a new one."""
+        """Map one more unit, in the background, for every request whose next token needs it."""
         for live in self.live.values():
             row = live.row
             length = self.lengths[row]
@@ -185,7 +187,7 @@ class MappedBooks(Books):
         try:
             yield Finish(row)
         except (DriverError, MemoryError):
-            # Nobody needs these units yet: who does will ask, and meet the error.
+            # No request needs these units yet. If one does later, it asks again and gets the error.
             self._take_back(row, length, new)
         del self._ahead[row]
 
@@ -193,7 +195,7 @@ class MappedBooks(Books):
         for row in list(self._ahead):
             yield from self.settle(row)
 
-    # ------------------------------------------------------------------ giving way
+    # ------------------------------------------------------------------ reclaiming
     def _reclaim(self, n: int, keep: int | None, *, made_only: bool = False) -> Decision[None]:
         def short() -> int:
             return n - (self.allocator.num_free if made_only else self.allocator.available)
@@ -215,7 +217,7 @@ class MappedBooks(Books):
             pass
 
     def _idle(self, keep: int | None) -> Iterator[tuple[int, int]]:
-        """Rows with units that nobody needs, and how many of their units are needed."""
+        """Rows that may have unneeded units, and how many of their units are needed."""
         for live in list(self.live.values()):
             if live.row != keep:
                 yield live.row, live.units

@@ -1,6 +1,6 @@
 """How tokens lie on units: pure arithmetic.
 
-A unit is what memory is given out in. It has the same number of bytes in each of its `ranges`:
+Memory is handed out in units. A unit has the same number of bytes in each of its `ranges`:
 
     paged      a block: `block_size` tokens of all layers, one range
     static     a row: the longest request, one range
@@ -17,7 +17,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class UnitLayout:
-    """`token_bytes` and `unit_bytes` are those of ONE range; a request has at most `max_tokens` tokens."""
+    """The size of tokens and units. `token_bytes` and `unit_bytes` are of ONE range.
+
+    A request has at most `max_tokens` tokens.
+    """
 
     token_bytes: int
     unit_bytes: int
@@ -31,7 +34,7 @@ class UnitLayout:
 
     @property
     def tokens_per_unit(self) -> float:
-        """Not always whole."""
+        """Tokens in a unit; not always a whole number."""
         whole, rest = divmod(self.unit_bytes, self.token_bytes)
         return self.unit_bytes / self.token_bytes if rest else whole
 
@@ -49,9 +52,9 @@ class UnitLayout:
         return units * self.unit_bytes // self.token_bytes
 
     def whole(self, tokens: int) -> tuple[int, int]:
-        """(units that hold nothing but the first `tokens` tokens, bytes of a range behind those)."""
+        """(units that hold only the first `tokens` tokens, bytes of the rest in each range)."""
         return divmod(tokens * self.token_bytes, self.unit_bytes)
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
-        """Positions of the units, first and behind the last, on which tokens `start .. stop` lie."""
+        """Positions [first, last) of the units on which tokens [start, stop) lie."""
         return start * self.token_bytes // self.unit_bytes, self.units(stop)

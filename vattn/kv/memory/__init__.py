@@ -1,1 +1,1 @@
-"""What carries out the books' operations on a device."""
+"""Memories: they carry out the operations of the books on a device."""

@@ -1,14 +1,14 @@
-"""What a device's memory does for the books, and when.
+"""The interface of a memory: it carries out the operations of the books on one device, when it is safe.
 
     books     decide ──> operation ──> Memory.apply        Map, Grant, Unmap, Copy, Discard, Move, Finish
     engine    a step ──> submitted(event)
     time      ── epoch 1 (step) ── epoch 2 (copy) ── epoch 3 (step) ──>
                             Unmap: done when every epoch up to here is over
 
-Memory owns time. Each piece of work that runs on the device by itself (a step, a copy in any direction) is
-an epoch with an event behind it, and nothing is unmapped before all epochs that may touch it are over. What
-only rewrites memory is ordered by the device's stream. Callers need not know: `apply`, `copy_out` and
-`copy_in` open epochs themselves.
+A memory keeps track of epochs. An epoch is work that runs on the device asynchronously (a step, or a copy in
+any direction) and has an event at its end. Nothing is unmapped before all epochs that may touch it are over.
+Writes to memory need no epoch, since the device's stream orders them. Callers need not care: `apply`,
+`copy_out` and `copy_in` open epochs themselves.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from vattn.vmm.retire import Event, Retirement
 
 
 class Memory(ABC):
-    """One device's KV memory. Units have no address of their own unless a row shows them.
+    """KV memory of one device. A unit may have an address only while it is in a row.
 
-    A subclass sets `_views` and overrides what it needs of `map`, `grant`, `unmap`, `finish`, `discard`,
-    `move`, `copy`, `read` and `write`. None of them needs to think of time.
+    A subclass sets `_views`, implements `copy`, `read` and `write`, and overrides what it needs of `map`,
+    `grant`, `unmap`, `finish`, `discard` and `move`. None of them needs to care about epochs.
     """
 
     def __init__(self, layout: UnitLayout, device: torch.device) -> None:
@@ -46,11 +46,11 @@ class Memory(ABC):
         return self._views
 
     works_ahead = False
-    """Whether `Map` ahead of a need is done in the background."""
+    """Whether `Map(ahead=True)` runs in the background."""
 
     # ------------------------------------------------------------------ called by the cache
     def apply(self, operation: Operation) -> None:
-        """Do what the books decided, or raise and leave nothing half done."""
+        """Carry out an operation of the books, or raise and leave nothing half done."""
         match operation:
             case Map():
                 self.map(operation)
@@ -70,25 +70,25 @@ class Memory(ABC):
                 self.finish(operation)
 
     def copy_out(self, row: int, units: list[int], tokens: int) -> torch.Tensor:
-        """A copy on this device of the first `tokens` tokens of a request; may be a view."""
+        """The first `tokens` tokens of a request, as one tensor on this device; may be a view."""
         with self.epoch():
             return self.read(row, units, tokens)
 
     def copy_in(self, row: int, units: list[int], start: int, data: torch.Tensor) -> int:
-        """Put back what `copy_out` gave, from token `start` on. Returns the bytes written."""
+        """Write back what `copy_out` returned, from token `start` on. Returns the bytes written."""
         with self.epoch():
             return self.write(row, units, start, data)
 
     def submitted(self, event: Event | None) -> None:
-        """Work was handed to the device; `event` marks its end (None: it is over)."""
+        """Record that work was submitted to the device. `event` marks its end; None if it is over."""
         self.time.submit(event)
         self.time.poll()
 
     @contextmanager
     def epoch(self) -> Iterator[None]:
-        """What is handed to the device inside is over before anything is unmapped that is given up after it.
+        """Make the work submitted inside an epoch: later unmaps wait until it is over.
 
-        Also if it fails: the device may have got a part of it.
+        This holds even if an error is raised inside, because part of the work may have been submitted.
         """
         try:
             yield
@@ -96,22 +96,22 @@ class Memory(ABC):
             self.time.submit(self.event())
 
     def event(self) -> Event | None:
-        """Marks the work submitted so far; None on a CPU, where it is done."""
+        """An event behind the work submitted so far; None on a CPU, where that work is done."""
         if self.device.type != "cuda":
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    # ------------------------------------------------------------------ what a subclass does
+    # ------------------------------------------------------------------ implemented by subclasses
     def map(self, operation: Map) -> None:  # noqa: B027
-        """See `operations.Map`. Nothing to do where units have fixed places."""
+        """See `operations.Map`. Does nothing by default, for units with fixed places."""
 
     def grant(self, operation: Grant) -> None:  # noqa: B027
         """See `operations.Grant`."""
 
     def unmap(self, operation: Unmap) -> None:  # noqa: B027
-        """See `operations.Unmap`; done once that is safe."""
+        """See `operations.Unmap`. The unmapping happens once it is safe."""
 
     def finish(self, operation: Finish) -> None:  # noqa: B027
         """See `operations.Finish`."""
@@ -133,21 +133,21 @@ class Memory(ABC):
 
     @abstractmethod
     def write(self, row: int, units: list[int], start: int, data: torch.Tensor) -> int:
-        """Put back what `read` gave, from token `start` on. Returns the bytes written."""
+        """Write back what `read` returned, from token `start` on. Returns the bytes written."""
 
     @property
     def stall_seconds(self) -> float:
-        """Time that somebody waited for units to be mapped."""
+        """Seconds that steps waited for units to be mapped."""
         return 0.0
 
     @property
     def driver_calls(self) -> dict[str, int]:
-        """Driver calls by kind; empty where no driver is involved."""
+        """Number of driver calls by kind; empty if there is no driver."""
         return {}
 
     def check(self, rows: dict[int, list[int]], made: int) -> None:  # noqa: B027
-        """Raise AssertionError unless rows show these units and so many units exist."""
+        """Raise AssertionError unless the rows hold exactly these units and `made` units exist."""
 
     def close(self) -> None:
-        """Give everything back. Idempotent; may be tried again where it failed."""
+        """Give everything back. Idempotent; may be called again after a failure."""
         self._views = None

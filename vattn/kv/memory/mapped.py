@@ -1,4 +1,4 @@
-"""Units as page sets of a driver, mapped in rows of addresses.
+"""A memory whose units are sets of pages, mapped by a driver into rows of addresses.
 
     unit u     one page for each range of a row          pages   vattn/vmm/pool.py
     row r      rows r, r + rows, r + 2 x rows, … of one reservation   vattn/vmm/space.py
@@ -26,13 +26,14 @@ from vattn.vmm.pool import PagePool
 from vattn.vmm.space import AddressSpace
 
 UNBOUNDED = 1 << 62
-"""The budget is the books' affair."""
+"""The pool has no budget of its own, because the books enforce it."""
 
 
 class MappedMemory(Memory):
-    """`geometry.rows` rows. With `scratch` the last one is set apart, to copy from units that no row shows.
+    """Memory of `geometry.rows` rows.
 
-    `background`: a thread does what is asked for ahead.
+    `scratch`: keep the last row apart, to copy from units that are in no row.
+    `background`: a thread maps what is asked for ahead.
     """
 
     def __init__(
@@ -54,11 +55,11 @@ class MappedMemory(Memory):
             self.driver, self.pool, geometry.rows * layout.ranges, geometry.row_bytes, self.time
         )
         self._pages: dict[int, list[int]] = {}
-        """Of each unit that exists, one page per range; one reference of each is held here."""
+        """The pages of each unit that exists, one per range. One reference to each page is held here."""
         self._shown: dict[int, dict[tuple[int, int], None]] = {}
-        """(row, position) of units in rows."""
+        """For each unit, the (row, position) pairs where it is mapped."""
         self._units: dict[int, list[int]] = {row: [] for row in range(geometry.rows)}
-        """Units of each row."""
+        """Units of each row, by position."""
         self._mapper = Mapper() if background else None
         self.works_ahead = background
         self._stall = 0.0
@@ -103,7 +104,7 @@ class MappedMemory(Memory):
     def discard(self, operation: Discard) -> None:
         units = [unit for unit in operation.units if unit in self._pages]
         if any(self.pool.refs(page) > 1 for unit in units for page in self._pages[unit]):
-            self.space.settle()  # given up, and mapped until the device was done with it
+            self.space.settle()  # cut from its row, but still mapped until the device is done with it
         self._unmake(units)
 
     def copy(self, operation: Copy) -> None:
@@ -142,11 +143,11 @@ class MappedMemory(Memory):
 
     # ------------------------------------------------------------------ rows and units
     def _place(self, unit: int) -> tuple[int, int] | None:
-        """A row and position where a unit can be read."""
+        """A (row, position) where a unit can be read, or None."""
         return next(iter(self._shown.get(unit, ())), None)
 
     def _show(self, row: int, units: Sequence[int], access: Access) -> None:
-        """Append units to a row: all or nothing."""
+        """Map units behind the others of a row. All or nothing."""
         first = len(self._units[row])
         try:
             for index, line in enumerate(self._lines(row)):
@@ -160,7 +161,7 @@ class MappedMemory(Memory):
             self._shown.setdefault(unit, {})[row, position] = None
 
     def _cut(self, row: int, keep: int) -> None:
-        """A row keeps its first `keep` units; the others' mappings go once no epoch can touch them."""
+        """Cut a row to its first `keep` units. The others are unmapped once no epoch can touch them."""
         units = self._units[row]
         for position in range(keep, len(units)):
             places = self._shown[units[position]]
@@ -171,7 +172,7 @@ class MappedMemory(Memory):
         self._truncate(row, keep)
 
     def _truncate(self, row: int, keep: int) -> None:
-        """In every range; where unmapping fails, the table is cut all the same and the error comes last."""
+        """Cut every range of a row, even if unmapping one fails. Raises the first error at the end."""
         failure: DriverError | None = None
         for line in self._lines(row):
             try:
@@ -183,7 +184,7 @@ class MappedMemory(Memory):
             raise failure
 
     def _make(self, units: list[int]) -> list[int]:
-        """Have pages for units: all or none."""
+        """Acquire pages for new units. All or nothing."""
         count = self._ranges
         pages = self.pool.acquire(count * len(units)) if units else []
         if pages is None:
@@ -193,14 +194,14 @@ class MappedMemory(Memory):
         return units
 
     def _unmake(self, units: Sequence[int]) -> None:
-        """Give the memory of units back that no row shows."""
+        """Give back the memory of units that are in no row."""
         for unit in units:
             self.pool.release_all(self._pages.pop(unit))
         if units:
             self.pool.trim()
 
     def _lines(self, row: int) -> range:
-        """A row's ranges: rows of the address space."""
+        """The rows of the address space that are the ranges of a row."""
         return range(row, self._rows * self._ranges, self._rows)
 
     # ------------------------------------------------------------------ books

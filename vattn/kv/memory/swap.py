@@ -1,9 +1,9 @@
-"""Where the K and V of preempted requests wait: host memory under a budget.
+"""Host memory, under a budget, for the K and V of preempted requests.
 
     device   | request, as its backend lays it out |
                   | one copy out            ^ one copy in
                   v                         |
-    host     | token 0 … token n: as much as was written |
+    host     | token 0 … token n: the written tokens |
 
 On CUDA the host memory is pinned and copies run on a stream of their own; the compute stream waits for
 them, the host does not.
@@ -25,9 +25,9 @@ class SwappedOut:
 
     data: torch.Tensor
     tokens: int
-    """What it had written."""
+    """Number of written tokens."""
     salt: str | None
-    """With whom it may be shared when it is back; None: with nobody."""
+    """Salt under which it may be shared after it is swapped in; None to share nothing."""
 
     @property
     def nbytes(self) -> int:
@@ -46,7 +46,7 @@ class SwapSpace:
         self.out_bytes = 0
         self.in_bytes = 0
         self.seconds = 0.0
-        """Of the host, spent on copies."""
+        """Seconds the host spent on copies."""
         self._bandwidth: float | None = None
 
     def fits(self, nbytes: int) -> bool:
@@ -59,7 +59,7 @@ class SwapSpace:
         return self._held[request_id]
 
     def put(self, request_id: str, source: torch.Tensor, tokens: int, salt: str | None = None) -> None:
-        """Copy `source`, on the device and of any strides, to the host. There must be room."""
+        """Copy `source`, a device tensor with any strides, to the host. `fits` must be true."""
         assert request_id not in self._held
         started = time.perf_counter()
         out = SwappedOut(self._to_host(source), tokens, salt)
@@ -69,23 +69,23 @@ class SwapSpace:
         self.out_bytes += out.nbytes
 
     def unshare(self) -> None:
-        """Nothing of what is here may be shared when it is back."""
+        """Forbid sharing everything that is swapped out now."""
         self._held = {request_id: replace(out, salt=None) for request_id, out in self._held.items()}
 
     def restored(self, request_id: str, nbytes: int, seconds: float) -> None:
-        """A request is back on the device, `nbytes` of it by a copy from here: forget it."""
+        """Forget a request that is back on the device. `nbytes` of it were copied from here."""
         self.in_bytes += nbytes
         self.seconds += seconds
         self.discard(request_id)
 
     def discard(self, request_id: str) -> None:
-        """Forget a request, if it is here."""
+        """Forget a request if it is swapped out."""
         out = self._held.pop(request_id, None)
         if out is not None:
             self.used_bytes -= out.nbytes
 
     def on_device(self, data: torch.Tensor) -> torch.Tensor:
-        """`data` where it can be copied into the cache."""
+        """`data` on the device, so that it can be copied into the cache."""
         return data if self._stream is None else data.to(self._device, non_blocking=True)
 
     def _to_host(self, source: torch.Tensor) -> torch.Tensor:
@@ -96,12 +96,12 @@ class SwapSpace:
         self._stream.wait_stream(compute)
         with torch.cuda.stream(self._stream):
             host.copy_(source, non_blocking=True)
-        compute.wait_stream(self._stream)  # nobody overwrites the source before it is copied
+        compute.wait_stream(self._stream)  # so that later work does not overwrite the source too early
         return host
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second of one copy out or in, measured once when first asked for."""
+        """Bytes per second of one copy out or in, measured at the first call."""
         if self._bandwidth is None:
             probe = torch.zeros(PROBE_BYTES, dtype=torch.uint8, device=self._device)
             best = 0.0

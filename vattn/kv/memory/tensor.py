@@ -1,8 +1,9 @@
-"""Units as places in one tensor: unit u is `memory[:, :, u]`.
+"""A memory whose units are slices of one tensor: unit u is `memory[:, :, u]`.
 
     | unit 0 | unit 1 | unit 2 | unit 3 | …       each holds the same number of whole tokens, all layers
 
-All units exist from the start, so there is nothing to map, and another number of them means another tensor.
+All units exist from the start, so there is nothing to map. To change their number, the memory moves to a new
+tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from vattn.kv.memory.views import KVViews, kv_views
 
 
 class TensorMemory(Memory):
-    """`count` units. Zeros: some kernels mask by weights of 0, and 0 x NaN of fresh memory is NaN."""
+    """Memory of `count` units, filled with zeros.
+
+    Fresh memory may hold NaN, and some kernels mask with weights of 0: 0 x NaN would be NaN.
+    """
 
     def __init__(self, layout: UnitLayout, shape: KVShape, device: torch.device, count: int) -> None:
         super().__init__(layout, device)
@@ -27,7 +31,7 @@ class TensorMemory(Memory):
         self._views = self.allocate(count)
 
     def allocate(self, count: int) -> KVViews:
-        """Memory of `count` units."""
+        """New memory for `count` units."""
         shape = self.shape
         size = (shape.num_layers, 2, count, self.unit_tokens, shape.unit_elems)
         return kv_views(torch.zeros(size, dtype=shape.dtype, device=self.device), shape)
