@@ -2,7 +2,7 @@
 
     python examples/growing_tensor.py
 
-Nothing is copied when they grow, and memory is what they hold, to a page.
+Growing copies nothing, and the memory used is that of the rows, rounded up to a page.
 """
 
 from __future__ import annotations

