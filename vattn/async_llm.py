@@ -1,4 +1,4 @@
-"""`AsyncLLM`: generate from asyncio; one engine, many tasks."""
+"""`AsyncLLM`: generate from asyncio. Many tasks share one engine."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 class AsyncLLM:
-    """An `LLM` for asyncio: any number of tasks of one event loop may use it at once.
+    """An `LLM` for asyncio. Any number of tasks of one event loop may use it at once.
 
-    Takes the arguments of `LLM`, or an `LLM` that is there already, whose owner then closes it.
+    Takes the arguments of `LLM`, or an existing `LLM`. The owner of an existing `LLM` must close it.
 
         async with AsyncLLM("smollm2") as llm:
             async for output in llm.generate("The capital of France is"):
@@ -39,7 +39,7 @@ class AsyncLLM:
 
     @classmethod
     async def create(cls, model: Any, **options: Any) -> Self:
-        """Load in a thread, so that the event loop goes on meanwhile."""
+        """Load the model in a thread, so that the event loop is not blocked."""
         return await asyncio.to_thread(cls, model, **options)
 
     # ------------------------------------------------------------------ generate
@@ -53,12 +53,13 @@ class AsyncLLM:
         timeout_s: float | None = None,
         **template: Any,
     ) -> AsyncIterator[RequestOutput]:
-        """Yield the request as it stands after each of its tokens (`SamplingParams.output_kind`).
+        """Yield an output after each token. `SamplingParams.output_kind` says what it holds.
 
-        `prompt`: a prompt, or a conversation; then `template` are those arguments of `LLM.chat` that its
-        template gets. The last output is finished. Leaving the loop, `aclose` and the task's cancellation
-        abort the request.
-        Raises RequestError, CapacityError or QueueFull when it is refused, StepError when its step failed.
+        `prompt` is a prompt or a conversation. For a conversation, `template` holds the arguments of
+        `LLM.chat` that concern its chat template. The last output is finished. Leaving the loop, calling
+        `aclose` or cancelling the task aborts the request.
+        Raises RequestError, CapacityError or QueueFull if the request is refused, StepError if its step
+        fails.
         """
         tokenized = await asyncio.to_thread(self.llm.read_prompt, prompt, **template)
         async for output in self._run(tokenized, sampling_params, Service(priority, tenant, timeout_s)):
@@ -91,20 +92,20 @@ class AsyncLLM:
             loop.leave(mailbox)
 
     async def abort(self, request_id: str) -> bool:
-        """End a request now; whoever iterates over it gets what it has. False: it does not run."""
+        """End a request now. Its iterator gets the output so far. Returns False if it is not running."""
         return await self._call(lambda: self.llm.abort(request_id))
 
     # ------------------------------------------------------------------ look, memory
     async def memory_usage(self) -> MemoryUsage:
-        """What the KV cache holds right now, in bytes."""
+        """The memory that the KV cache holds now, in bytes."""
         return await self._call(self.llm.memory_usage)
 
     async def metrics(self) -> EngineMetrics:
-        """Counters since this engine started; a copy."""
+        """A copy of the counters since this engine started."""
         return await self._call(self.llm.metrics)
 
     async def snapshot(self) -> dict[str, Any]:
-        """`LLM.snapshot`."""
+        """Like `LLM.snapshot`."""
         return await self._call(self.llm.snapshot)
 
     async def reset_prefix_cache(self) -> None:
@@ -112,29 +113,29 @@ class AsyncLLM:
         await self._call(self.llm.reset_prefix_cache)
 
     async def resize_kv_cache(self, memory_bytes: int) -> None:
-        """`LLM.resize_kv_cache`."""
+        """Like `LLM.resize_kv_cache`."""
         await self._call(lambda: self.llm.resize_kv_cache(memory_bytes))
 
     async def sleep(self) -> None:
-        """Give all KV memory back to the device. Requests wait, and go on after `wake_up`."""
+        """Give all KV memory back to the device. Requests wait until `wake_up`, then go on."""
         await self._call(self.llm.sleep)
 
     async def wake_up(self) -> None:
-        """End `sleep`. Raises ConfigError if the memory is not there any more."""
+        """End `sleep`. Raises ConfigError if the memory is no longer available."""
         await self._call(self.llm.wake_up)
 
     async def check(self) -> None:
-        """Raise AssertionError unless every book of scheduler and cache balances."""
+        """Raise AssertionError unless the records of the scheduler and the cache agree."""
         await self._call(self.llm.check)
 
     @staticmethod
     async def _call(call: Callable[[], T]) -> T:
-        """In a thread: it waits for the step that runs."""
+        """Run a call in a thread, because it waits for the current step."""
         return await asyncio.to_thread(call)
 
     # ------------------------------------------------------------------ end
     def close(self) -> None:
-        """Abort what runs and give everything back; waits for the step that runs. Idempotent."""
+        """Abort all requests and free everything. Waits for the current step. Idempotent."""
         if self._owns:
             self.llm.close()
 
@@ -146,7 +147,7 @@ class AsyncLLM:
 
 
 class _TaskMailbox(Mailbox):
-    """A mailbox that a task waits at."""
+    """A mailbox for an asyncio task that waits for reports."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

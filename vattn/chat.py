@@ -1,9 +1,9 @@
-"""Conversations, through the chat template of a tokenizer, to prompts.
+"""Turns conversations into prompts with the tokenizer's chat template.
 
     messages ── checked, content as text ── template ── text ── PromptReader (no special tokens added)
 
-The template is transformers' own rendering (`apply_chat_template`), so the same arguments mean the same.
-What goes wrong in it is a RequestError with the template's own sentence.
+transformers renders the template (`apply_chat_template`), so arguments mean the same as there. If the
+template fails, a RequestError carries its own message.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from vattn.errors import RequestError
 from vattn.prompts import PromptReader, TokenizedPrompt, checked_salt, read_each
 
 Message = Mapping[str, Any]
-"""`role` (text) and `content` (text, or parts `{"type": "text", "text": …}`), and what the template knows."""
+"""Keys: `role` (text), `content` (text, or parts `{"type": "text", "text": …}`), and others that the template
+reads."""
 
 _PROBE = "vattn-probe"
 _LONGEST = 400
-"""Characters of a template's error that are shown; some contain the whole conversation."""
+"""Show at most this many characters of a template's error, because some contain the whole conversation."""
 
 
 def is_conversation(prompt: object) -> bool:
-    """Whether this is a list of messages, not a prompt."""
+    """True if this is a list of messages and not a prompt."""
     return (
         isinstance(prompt, Sequence)
         and not isinstance(prompt, (str, bytes))
@@ -54,7 +55,7 @@ class ChatReader:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str | Sequence[str] = "",
     ) -> list[TokenizedPrompt]:
-        """One conversation, or several. Arguments are those of `LLM.chat`; raises what it raises."""
+        """Read one conversation or several. Takes the arguments of `LLM.chat` and raises the same errors."""
         if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
             raise RequestError(
                 f"chat takes a list of messages, or a list of such lists, not {shown(messages)}"
@@ -95,7 +96,7 @@ class ChatReader:
         ]
 
     def _template(self, chat_template: Any, tools: Any) -> str:
-        """The template to use: the one given, or that of the tokenizer (some have another one for tools)."""
+        """The given template, or the tokenizer's. Some tokenizers have a separate template for tools."""
         if chat_template is not None:
             text("chat_template", chat_template)
         tokenizer = self._prompts.tokenizer
@@ -112,7 +113,7 @@ class ChatReader:
         tokenizer: Any = self._prompts.tokenizer
         try:
             rendered = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        except Exception as why:  # the template's own refusal, or whatever breaks inside it
+        except Exception as why:  # the template refused the conversation, or failed
             kind = type(why).__name__
             said = " ".join(str(why).split()) or kind
             said = said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
@@ -120,10 +121,10 @@ class ChatReader:
         return text("the rendered conversation", rendered)
 
     def _takes_parts(self, template: str) -> bool:
-        """Whether the template wants content as a list of parts, because text would not appear.
+        """True if the template needs content as a list of parts.
 
-        Most templates want text. A few walk over parts only, and would silently leave text out. One message
-        each way tells.
+        Most templates take text. A few read only parts and silently leave text out. Rendering one message
+        in each form shows which kind this is.
         """
         if template not in self._wants_parts:
 
@@ -139,7 +140,7 @@ class ChatReader:
 
 
 def _checked(messages: Any, as_parts: bool) -> list[dict[str, Any]]:
-    """Messages as plain dicts with their content in the form that the template wants."""
+    """The messages as plain dicts, with content in the form that the template needs."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise RequestError(f"a conversation is a list of messages, not {shown(messages)}")
     if not length(messages):
@@ -159,14 +160,14 @@ def _checked(messages: Any, as_parts: bool) -> list[dict[str, Any]]:
         if content is not None:
             written = _content(name, content)
             plain["content"] = [{"type": "text", "text": written}] if as_parts else written
-        elif not plain.get("tool_calls"):  # calls of tools stand for themselves
+        elif not plain.get("tool_calls"):  # a message with tool calls needs no content
             raise RequestError(f"{name} has no 'content'")
         found.append(plain)
     return found
 
 
 def _content(name: str, content: Any) -> str:
-    """Content as text; the texts of several parts are joined by newlines, as vLLM does."""
+    """Content as text. The texts of several parts are joined by newlines, as in vLLM."""
     if isinstance(content, str):
         return text(f"'content' of {name}", content)
     if isinstance(content, (bytes, Mapping)) or not isinstance(content, Sequence):
@@ -187,7 +188,7 @@ def _content(name: str, content: Any) -> str:
 
 
 def _tools(tools: Any, template: str) -> list[Any] | None:
-    """Tools for the template, which must have a place for them: the model would never hear of them."""
+    """Check the tools. The template must use them, or the model would never see them."""
     if tools is None:
         return None
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
@@ -201,7 +202,7 @@ def _tools(tools: Any, template: str) -> list[Any] | None:
 
 
 def _variables(variables: Any, template: str, tokenizer: Any) -> dict[str, Any]:
-    """Variables for the template. Names that it does not read are refused: they are mistyped."""
+    """Check the template's variables. Names that the template does not read are refused as likely typos."""
     if variables is None:
         return {}
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):

@@ -17,10 +17,10 @@ _LONGEST_SHOWN = 100
 
 
 def shown(value: object) -> str:
-    """`repr(value)` for an error message: short, and there for every object."""
+    """A short `repr(value)` for an error message. It works for every object."""
     try:
         text = repr(value)
-    except Exception:  # an int of 5,000 digits has no repr; nor need an object of the user's
+    except Exception:  # `repr` fails for an int of 5,000 digits, and may fail for a user's object
         return f"a value of type {type(value).__name__}"
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}… ({type(value).__name__})"
@@ -54,7 +54,7 @@ def number(
     above: bool = False,
     error: Refusal = RequestError,
 ) -> float:
-    """`value` as a float in [low, high]; `above`: in (low, high]. NaN and infinities are refused."""
+    """`value` as a float in [low, high], or with `above` in (low, high]. Refuses NaN and infinities."""
     if low == -math.inf:
         wanted = "a finite number"
     elif high == math.inf:
@@ -73,7 +73,7 @@ def number(
 
 
 def flag(name: str, value: Any, *, optional: bool = False, error: Refusal = RequestError) -> None:
-    """Refuse anything but True and False; `optional`: and None."""
+    """Refuse anything but True and False. With `optional`, None is allowed too."""
     if not isinstance(value, bool) and not (optional and value is None):
         raise error(
             f"{name} must be True{', False or None' if optional else ' or False'}, got {shown(value)}"
@@ -102,7 +102,7 @@ def text(name: str, value: Any, *, error: Refusal = RequestError) -> str:
 
 
 def texts(name: str, values: Any) -> tuple[str, ...]:
-    """A tuple of strings, none of them empty; None: no strings."""
+    """A tuple of non-empty strings. None gives an empty tuple."""
     if values is None:
         return ()
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
@@ -118,7 +118,7 @@ def texts(name: str, values: Any) -> tuple[str, ...]:
 
 
 def token_ids(name: str, values: Any) -> tuple[int, ...]:
-    """A tuple of token ids, as far as that can be told without a model; None: none."""
+    """A tuple of token ids, checked as far as possible without a model. None gives an empty tuple."""
     if values is None:
         return ()
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
@@ -138,7 +138,7 @@ def each(name: str, value: Any, count: int) -> list[Any]:
 
 
 def length(values: Sequence[Any]) -> int:
-    """How many there are; of a range that is longer than `len` can say, the most it can."""
+    """Number of values. For a range that is too long for `len`, the largest number `len` can return."""
     try:
         return len(values)
     except OverflowError:
@@ -146,19 +146,19 @@ def length(values: Sequence[Any]) -> int:
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array or a tensor of at least one dimension."""
+    """True for an array or a tensor with at least one dimension."""
     dimensions = getattr(value, "ndim", 0)
     return isinstance(dimensions, int) and dimensions > 0
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """A question for an error message: the known name that is most like `name`, if any is."""
+    """A hint for an error message with the known name closest to `name`, or "" if none is close."""
     found = difflib.get_close_matches(str(name), list(known), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def _items(name: str, values: Iterable[Any]) -> list[Any]:
-    """The items of an iterable, of arrays as Python's own numbers."""
+    """The items of an iterable. Items of arrays become Python numbers."""
     try:
         found = values.tolist() if hasattr(values, "tolist") else list(values)
     except Exception as why:

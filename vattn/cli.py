@@ -1,4 +1,4 @@
-"""The command line: `vattn COMMAND`. Heavy imports happen inside commands, so `--help` is quick."""
+"""The command line: `vattn COMMAND`. Commands import heavy modules themselves, so `--help` is quick."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ app.command()(limit)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit status. What went wrong is one line on stderr.
+    """Run a command and return its exit status. An error is printed as one line on stderr.
 
-    0: done. 1: done, and the result is bad (tokens differ, a rule fails), or a driver failed.
-    2: what was asked for can't be done. 130: Ctrl-C.
+    0: success. 1: the command ran, but its result is bad (tokens differ, a rule fails), or a driver failed.
+    2: the command can't do what was asked. 130: Ctrl-C.
     """
     from vattn.errors import DriverError, DriverUnavailable, VattnError
 
@@ -82,11 +82,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 _UsageError: Any = typer.BadParameter.__base__
-"""typer has a copy of its own of click's errors, which has no public name for this one."""
+"""typer has its own copy of click's errors, with no public name for this one."""
 
 
 def _require_text(position: int, argument: str) -> None:
-    """Refuse an argument that is not UTF-8: it could be neither tokenised nor printed."""
+    """Refuse an argument that is not UTF-8, because it can be neither tokenised nor printed."""
     from vattn.checks import text
     from vattn.errors import ConfigError
 

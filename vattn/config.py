@@ -25,15 +25,15 @@ KVDtype = Literal["auto", "fp8_e4m3", "int8"]
 
 CPU_DEFAULT_KV_BYTES = 4 << 30
 DEFAULT_SWAP_BYTES = 4 << 30
-"""vLLM's default, where requests may be swapped."""
+"""Default swap space if requests may be swapped; the same as in vLLM."""
 
 
 LARGEST = 2**63 - 1
-"""Of any size or count: what 64 bits hold."""
+"""Largest allowed size or count. It fits in 64 bits."""
 
 
 def _positive(config: object, field_name: str, *, name: str = "", optional: bool = False) -> None:
-    """Check a field of `config` that users know as `name`, and put it there as an int."""
+    """Check a field of `config` and store it as an int. Messages call the field `name`."""
     value = getattr(config, field_name)
     if optional and value is None:
         return
@@ -47,22 +47,24 @@ def _positive(config: object, field_name: str, *, name: str = "", optional: bool
 class KVCacheConfig:
     """How KV memory is managed.
 
-    - `backend`: who maps: `"virtual"` (the driver), `"paged"` (the kernel), `"static"` (nobody).
-    - `layout`: of contiguous rows (`virtual`, `static`): `"interleaved"`, `"per_layer"`, or `"auto"`,
-      the better one on the device (docs/memory.md).
-    - `page_bytes`: physical page of `virtual`, a multiple of the driver's granularity; None: default.
-    - `block_size`: tokens in a block of `paged`.
-    - `memory_bytes`: budget of KV memory in bytes. None: on CUDA what `gpu_memory_utilization` leaves
-      after weights and activations; on CPU 4 GiB, or that share of free memory if it is less.
-    - `background_mapping`: map pages ahead in a thread (`virtual`). None: on CUDA only, where the host
-      waits while the device computes; on CPU the thread would take a core from the kernels.
-    - `dtype`: what keys and values are stored as: `"auto"` is the model's dtype; `"fp8_e4m3"` and
-      `"int8"` take one byte a number (docs/quantisation.md).
-    - `prefix_caching`: keep computed prompts for later requests that begin alike. None: where the backend
-      can (`static` can't).
-    - `swap_space_bytes`: host memory for the KV of preempted requests; 0: they are computed again.
-    - `scales`: of a quantised cache: `"token"`, one per token and head, computed as tokens come; or
-      `KVRanges`, static ones per head (also given as a file, or a mapping with "k" and "v").
+    - `backend`: how a request's tokens find their memory. `"virtual"`: the driver maps pages behind
+      contiguous addresses. `"paged"`: the kernel follows block tables. `"static"`: no mapping; each request
+      has a fixed row.
+    - `layout`: how contiguous rows (`virtual`, `static`) are arranged: `"interleaved"`, `"per_layer"`, or
+      `"auto"`, which chooses the better one for the device (docs/memory.md).
+    - `page_bytes`: physical page size of `virtual`, a multiple of the driver's granularity. None: default.
+    - `block_size`: tokens per block of `paged`.
+    - `memory_bytes`: budget of KV memory in bytes. None: on CUDA, what `gpu_memory_utilization` leaves
+      after weights and activations; on CPU, 4 GiB, or that share of free memory if it is less.
+    - `background_mapping`: map pages ahead in a thread (`virtual`). None: only on CUDA, where the host
+      waits while the device computes. On CPU the thread would take a core from the kernels.
+    - `dtype`: dtype in which keys and values are stored. `"auto"` is the model's dtype; `"fp8_e4m3"` and
+      `"int8"` take one byte per number (docs/quantisation.md).
+    - `prefix_caching`: keep computed prompts for later requests with the same prefix. None: on, if the
+      backend supports it (`static` does not).
+    - `swap_space_bytes`: host memory for the KV of preempted requests. 0: their KV is recomputed.
+    - `scales`: scales of a quantised cache. `"token"`: one per token and head, computed as tokens arrive.
+      `KVRanges`: static ones per head; a file or a mapping with "k" and "v" works too.
     """
 
     backend: KVBackend = "virtual"
@@ -101,7 +103,7 @@ class KVCacheConfig:
         swap = whole("swap_space_bytes", self.swap_space_bytes, 0, LARGEST, error=ConfigError)
         object.__setattr__(self, "swap_space_bytes", swap)
         if not isinstance(self.scales, str) or self.scales != "token":
-            from vattn.kv.ranges import KVRanges  # with torch, which a configuration can do without
+            from vattn.kv.ranges import KVRanges  # it imports torch, which a configuration does not need
 
             object.__setattr__(self, "scales", KVRanges.of(self.scales))
             if self.dtype == "auto":
@@ -111,11 +113,11 @@ class KVCacheConfig:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether a cache of this kind keeps prefixes."""
+        """True if a cache with this configuration keeps prefixes."""
         return self.backend != "static" and self.prefix_caching is not False
 
     def shape(self, spec: ModelSpec) -> KVShape:
-        """The KV of one token of a model. Raises ConfigError where static scales are of another model."""
+        """The shape of one token's KV. Raises ConfigError if static scales belong to another model."""
         import torch
 
         if self.scales != "token":
@@ -129,18 +131,18 @@ class KVCacheConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Limits of a step, with the meanings known from vLLM.
+    """How requests are scheduled. Options that vLLM has mean the same as there.
 
-    - `max_num_seqs`: requests running at once.
-    - `max_num_batched_tokens`: tokens in one step, prompts cut into chunks to fit; at least
-      `max_num_seqs`, so that every running request can decode in every step.
-    - `policy`: who goes first: `"fcfs"`, or `"priority"`, smaller ones first.
-    - `priority_ageing_tokens`: so many tokens scheduled while a request waits are worth one unit of
-      priority to it: nobody waits forever.
-    - `fair_shares`: weights of tenants in tokens and memory; 1 for who is not named.
-    - `max_waiting`: requests of one tenant that may wait for a place; None: any number.
-    - `preemption`: what happens to the KV of a request that yields: `"recompute"`, `"swap"` (to host
-      memory, as far as there is swap space) or `"auto"`, what is predicted to cost less.
+    - `max_num_seqs`: maximum number of running requests.
+    - `max_num_batched_tokens`: maximum number of tokens in one step. Longer prompts are prefilled in chunks.
+      At least `max_num_seqs`, so that every running request can decode in every step.
+    - `policy`: the order of requests: `"fcfs"` (first come, first served) or `"priority"` (smaller first).
+    - `priority_ageing_tokens`: a waiting request gains one unit of priority each time the engine has
+      scheduled this many tokens, so that no request waits forever.
+    - `fair_shares`: weights of tenants for tokens and memory. A tenant that is not named has weight 1.
+    - `max_waiting`: maximum number of waiting requests per tenant. None: no limit.
+    - `preemption`: what happens to the KV of a preempted request: `"recompute"`, `"swap"` (to host memory,
+      as long as there is swap space) or `"auto"`, whichever is predicted to cost less.
     """
 
     max_num_seqs: int = 64

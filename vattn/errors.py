@@ -1,4 +1,4 @@
-"""Every error a user can meet. All say what was asked, what was there and what to do."""
+"""All errors that users can get. Each message says what was asked, what was found and what to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class VattnError(Exception):
-    """Base class of the engine's own errors. Driver errors come from `vattn.vmm` and stand apart."""
+    """Base class of the engine's own errors. Driver errors are separate and come from `vattn.vmm`."""
 
 
 class ConfigError(VattnError, ValueError):
@@ -38,7 +38,7 @@ class ModelNotFound(VattnError, FileNotFoundError):
 
 
 class UnsupportedModel(VattnError):
-    """The model needs something the engine does not do; raised before any weight is loaded."""
+    """The model needs something that the engine does not support. Raised before any weight is loaded."""
 
 
 class ModelChanged(VattnError):
@@ -54,13 +54,13 @@ class CapacityError(VattnError):
 
 
 class QueueFull(CapacityError):
-    """As many requests wait already as may (`max_waiting`); the same request may be accepted later."""
+    """Too many requests are waiting (`max_waiting`). The same request may be accepted later."""
 
 
 class StepError(VattnError, RuntimeError):
-    """A step of the engine failed: the model, the sampler or the driver. `__cause__` is what they raised.
+    """A step of the engine failed in the model, the sampler or the driver. `__cause__` is what they raised.
 
-    `request_ids`: the requests that were in the step. They are where they were before it.
+    `request_ids` names the requests in the step. Their state is the same as before the step.
     """
 
     def __init__(self, request_ids: Sequence[str], cause: BaseException) -> None:

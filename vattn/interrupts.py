@@ -1,4 +1,4 @@
-"""Hold Ctrl-C back while books are open."""
+"""Delays Ctrl-C while the engine's state is being changed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Deliver a SIGINT that arrives inside only at the end, so that no step stops half-way.
+    """Deliver a SIGINT that arrives inside the block only at its end, so that no change stops half-way.
 
-    Nests. Does nothing outside the main thread, where Python delivers no signals, or when the current
-    handler is not Python's.
+    Blocks may be nested. Does nothing outside the main thread, where Python delivers no signals, or if the
+    current handler is not Python's.
     """
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(previous):

@@ -1,4 +1,4 @@
-"""`LLM`: generate from Python; the KV backend is one argument."""
+"""`LLM`: generate from Python. One argument chooses the KV backend."""
 
 from __future__ import annotations
 
@@ -51,51 +51,54 @@ class LLM:
         model: `"smollm2"` (the demo model), a Hugging Face hub id, a folder, a `.gguf` file, a
             transformers model in memory (it serves this engine alone until `close`), or a `LoadedModel`
             (weights may be shared by several engines, also those of `load_model(a model in memory)`).
-        tokenizer: where the model brings none, or another one: a name, a folder, a transformers tokenizer
-            or a `tokenizers.Tokenizer`.
+        tokenizer: use this tokenizer instead of the model's own, or if the model has none: a name, a folder,
+            a transformers tokenizer or a `tokenizers.Tokenizer`.
         kv_config, scheduler_config: a whole `KVCacheConfig` or `SchedulerConfig`, instead of the single
-            options below that they have.
-        kv_backend: `"virtual"`, `"paged"` or `"static"`: who maps the KV cache.
-        kv_layout: `"interleaved"`, `"per_layer"` or `"auto"`; of `virtual` and `static`.
-        page_bytes: physical page of `virtual`; a multiple of the driver's granularity.
-        block_size: tokens in a block of `paged`, and the unit in which prefixes are compared.
-        enable_prefix_caching: keep what was computed for later requests that begin alike; it gives way
-            before anybody is preempted. Default: where the backend can (`static` can't).
-        preemption: what becomes of the KV of a request that yields its memory: `"recompute"`, `"swap"`
-            (copied to host memory) or `"auto"`, what is predicted to cost less.
-        swap_space_bytes: host memory for that; default: 4 GiB, none with `"recompute"`.
-        kv_cache_dtype: `"auto"` (the model's), `"int8"` or `"fp8_e4m3"`: one byte a number.
-        kv_scales: of a quantised cache: `"token"`, one per token and head, or static ones per head, from
-            `vattn.lab.quality.calibrate`: a file, a mapping, or `KVRanges`.
-        attention: the kernel: `"triton"`, `"sdpa"`, `"flex"` or `"flash_attn"` for contiguous memory,
-            `"triton"`, `"gather"` or `"flex"` for paged; `"auto"`: Triton on CUDA, SDPA on CPU.
+            options below that it covers.
+        kv_backend: how the KV cache is managed: `"virtual"`, `"paged"` or `"static"`.
+        kv_layout: `"interleaved"`, `"per_layer"` or `"auto"`; only for `virtual` and `static`.
+        page_bytes: physical page size of `virtual`, a multiple of the driver's granularity.
+        block_size: tokens per block of `paged`, and the unit in which prefixes are compared.
+        enable_prefix_caching: keep computed KV for later requests with the same prefix. Cached KV is evicted
+            before any request is preempted. Default: on, if the backend supports it (`static` does not).
+        preemption: what happens to the KV of a preempted request: `"recompute"`, `"swap"` (copied to host
+            memory) or `"auto"`, whichever is predicted to cost less.
+        swap_space_bytes: host memory for swapped KV. Default: 4 GiB; none with `"recompute"`.
+        kv_cache_dtype: `"auto"` (the model's), or `"int8"` or `"fp8_e4m3"`, which take one byte per number.
+        kv_scales: scales of a quantised cache: `"token"`, one per token and head, or static ones per head
+            from `vattn.lab.quality.calibrate`, as a file, a mapping or `KVRanges`.
+        attention: the attention kernel: `"triton"`, `"sdpa"`, `"flex"` or `"flash_attn"` for contiguous
+            memory; `"triton"`, `"gather"` or `"flex"` for paged. `"auto"`: Triton on CUDA, SDPA on CPU.
         device: `"auto"` (CUDA where there is one), `"cpu"`, `"cuda"`, `"cuda:1"`.
         dtype: `"auto"` (float32 on CPU, the checkpoint's on CUDA), a name or a `torch.dtype`.
-        max_model_len: longest request, prompt and output; default: the model's, or what the cache holds.
-        max_num_seqs: requests running at once.
-        max_num_batched_tokens: tokens in one step; long prompts are cut into chunks.
-        scheduling_policy: who goes first: `"fcfs"`, or `"priority"`, smaller priorities first.
-        priority_ageing_tokens: so many tokens scheduled while a request waits are worth one unit of
-            priority to it, so that nobody waits forever.
-        fair_shares: weights of tenants, e.g. `{"a": 2.0}`; a tenant not named has 1. Tokens and memory
-            are shared among the tenants that have requests, whoever sends more.
-        max_waiting: requests of a tenant that may wait (default: any number); more get `QueueFull`.
-        trace: file to log every decision of the scheduler in, as JSON lines (`vattn replay`). It holds
-            the token ids of prompts and outputs.
-        kv_cache_memory_bytes: budget of KV memory. Default: `gpu_memory_utilization` of the device,
-            weights included; on CPU 4 GiB or that share of free memory.
-        background_mapping: map pages ahead in a thread; default: on CUDA.
-        overlap: launch each step before the last one's tokens are known to the host; default: on CUDA.
-        enforce_eager: True: never decode from captured graphs. False: also where there is nothing to
-            capture, padded as a graph would be. Default: graphs on CUDA, with `"triton"` attention.
-        driver: virtual memory driver to map with; default: the device's own. It stays the caller's.
+        max_model_len: longest request in tokens, prompt and output. Default: the model's maximum, or what
+            the cache holds.
+        max_num_seqs: maximum number of running requests.
+        max_num_batched_tokens: maximum number of tokens in one step. Longer prompts are prefilled in chunks.
+        scheduling_policy: the order of requests: `"fcfs"` (first come, first served) or `"priority"`
+            (smaller first).
+        priority_ageing_tokens: a waiting request gains one unit of priority each time the engine has
+            scheduled this many tokens, so that no request waits forever.
+        fair_shares: weights of tenants, e.g. `{"a": 2.0}`; a tenant that is not named has weight 1. Tenants
+            with requests share tokens and memory by weight, however many requests each one sends.
+        max_waiting: maximum number of waiting requests per tenant. Further ones get `QueueFull`. Default: no
+            limit.
+        trace: file in which every decision of the scheduler is logged, as JSON lines (`vattn replay`). It
+            holds the token ids of prompts and outputs.
+        kv_cache_memory_bytes: budget of KV memory. Default: `gpu_memory_utilization` of the device's memory,
+            minus weights; on CPU 4 GiB, or that share of free memory if it is less.
+        background_mapping: map pages ahead in a thread. Default: only on CUDA.
+        overlap: launch each step before the host knows the tokens of the step before. Default: only on CUDA.
+        enforce_eager: True: never decode from captured graphs. False: decode padded as for a graph, even
+            where nothing can be captured. Default: graphs on CUDA with `"triton"` attention.
+        driver: virtual memory driver to map with; the caller must close it. Default: the device's own.
         coordinator: file through which engines share a device's memory (`vattn top`, `vattn limit`), or
-            `"default"`, this user's own. Default: none, at no cost.
-        engine_name: what it is called there; default: the model's name.
-        seed: of requests that bring none.
+            `"default"` for this user's own file. Default: none, at no cost.
+        engine_name: the engine's name in that file. Default: the model's name.
+        seed: root of the seeds of requests that have none.
 
-    Raises `ConfigError`, `ModelNotFound`, `UnsupportedModel` or `DriverUnavailable`, before anything is
-    left allocated. Methods may be called from several threads; they share the batch.
+    Raises `ConfigError`, `ModelNotFound`, `UnsupportedModel` or `DriverUnavailable`, and then leaves nothing
+    allocated. Several threads may call its methods; their requests share the batch.
     """
 
     def __init__(
@@ -227,7 +230,7 @@ class LLM:
             engine_name=engine_name,
         )
         self.engine, self.loop, self.max_model_len = stack.engine, stack.loop, stack.max_model_len
-        # Whatever becomes of this object, and at the interpreter's exit, everything is given back.
+        # Free everything when this object is garbage collected, or when the interpreter exits.
         self._end = weakref.finalize(self, stack.give_back)
         self._prompts = PromptReader(self.loaded.tokenizer, spec.vocab_size, self.max_model_len)
         self._chats = ChatReader(self._prompts)
@@ -243,16 +246,16 @@ class LLM:
         timeout_s: float | Sequence[float | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Complete every prompt; outputs come in the order of the prompts.
+        """Complete every prompt. Outputs are in the order of the prompts.
 
         `prompts`: text, token ids, a dict (`{"prompt": …}` or `{"prompt_token_ids": …}`), or a list of
-        these. `sampling_params`, `priority`, `tenant`, `timeout_s`: one for all, or one each.
-        `priority`: smaller is more urgent, under that policy. `tenant`: on whose account they run.
-        `timeout_s`: seconds after which a request ends with what it has and `finish_reason="timeout"`.
-        `use_tqdm`: show a progress bar.
+        these. `sampling_params`, `priority`, `tenant`, `timeout_s`: one value for all, or a list of one each.
+        `priority`: smaller is more urgent; used only with the priority policy. `tenant`: the tenant that the
+        requests belong to. `timeout_s`: seconds after which a request ends with its output so far and
+        `finish_reason="timeout"`. `use_tqdm`: show a progress bar.
 
-        Raises RequestError if any prompt or parameter is refused, QueueFull if more would wait than
-        `max_waiting` allows: then none was started.
+        Raises RequestError if any prompt or parameter is refused, and QueueFull if more requests would wait
+        than `max_waiting` allows. No request is started then.
         """
         flag("use_tqdm", use_tqdm)
         tokenized = self._prompts.read_all(prompts)
@@ -283,13 +286,13 @@ class LLM:
         `chat_template`: another template than the model's, or the name of one of several.
         `add_generation_prompt`: end the prompt with the header of an answer.
         `continue_final_message`: go on with the last message instead; needs `add_generation_prompt=False`.
-        `tools`: JSON schemas or functions, for the template alone; refused if it has no place for them.
+        `tools`: JSON schemas or functions. Only the template uses them; refused if it does not.
         `chat_template_kwargs`: further variables of the template, e.g. `{"enable_thinking": False}`; names
         that it does not read are refused.
-        `cache_salt`: cached prefixes are shared among requests of one salt; one for all, or one each.
+        `cache_salt`: only requests with the same salt share cached prefixes; one for all, or one each.
         The other arguments are those of `generate`.
 
-        Raises RequestError also for what the template itself refuses, with its words.
+        Also raises RequestError, with the template's own message, if the template refuses a conversation.
         """
         flag("use_tqdm", use_tqdm)
         prompts = self._chats.read_all(
@@ -315,9 +318,9 @@ class LLM:
         timeout_s: float | Sequence[float | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """The `beam_width` best texts for every prompt, best first, as `outputs` with their `score`.
+        """Search for the `beam_width` best outputs of every prompt. They come best first, with a `score`.
 
-        Beams share the KV of the text they have in common. Results are those of transformers'
+        Beams share the KV of the tokens they have in common. Results equal those of transformers'
         `generate(num_beams=…)`. The other arguments are those of `generate`.
         """
         flag("use_tqdm", use_tqdm)
@@ -336,14 +339,15 @@ class LLM:
         timeout_s: float | None = None,
         **template: Any,
     ) -> OutputStream:
-        """Iterate over the request as it stands after each of its tokens, the last time finished.
+        """Iterate over a request's outputs, one after each token. The last output is finished.
 
-        `prompt`: a prompt, or a conversation; then `template` are those arguments of `chat` that its template
-        gets. `SamplingParams.output_kind="delta"`: each output holds what is new.
+        `prompt` is a prompt or a conversation. For a conversation, `template` holds the arguments of `chat`
+        that concern its chat template. With `SamplingParams.output_kind="delta"`, each output holds only what
+        is new.
 
-        The request is accepted (or refused with RequestError or QueueFull) at once; leaving or closing
-        the stream early aborts it. Tokens are computed whether they are read or not. The other arguments
-        are those of `generate`.
+        The call itself accepts the request, or refuses it with RequestError or QueueFull. Leaving or closing
+        the stream early aborts the request. The engine computes tokens whether they are read or not. The
+        other arguments are those of `generate`.
         """
         tokenized = self.read_prompt(prompt, **template)
         params = each_params(sampling_params, 1)
@@ -351,15 +355,17 @@ class LLM:
         return OutputStream(self.session(), tokenized, params[0], service, self)
 
     def abort(self, request_id: str) -> bool:
-        """End a request now: its KV memory is free, and whoever waits for it gets what it has.
+        """End a request now and free its KV memory. The client that waits for it gets the output so far.
 
-        That output has `finish_reason="abort"`. From any thread. False: no such request is running.
+        That output has `finish_reason="abort"`. May be called from any thread. Returns False if no such
+        request is running.
         """
         return self.loop.abort(text("request_id", request_id))
 
     def read_prompt(self, prompt: Prompt | Sequence[Message], **template: Any) -> TokenizedPrompt:
-        """One prompt or conversation as token ids; `template`: arguments of `chat`, of a conversation.
+        """Read one prompt or conversation and return its token ids.
 
+        For a conversation, `template` holds the arguments of `chat` that concern its chat template.
         Raises RequestError or CapacityError if it is refused.
         """
         if is_conversation(prompt):
@@ -370,22 +376,22 @@ class LLM:
         return self._prompts.read(prompt)
 
     def session(self) -> Session:
-        """Several requests of one client, added and awaited as it likes."""
+        """A session for a client that adds several requests and waits for their outputs in any order."""
         return Session(self.loop, self.engine.intake.vocabulary)
 
     # ------------------------------------------------------------------ look
     def memory_usage(self) -> MemoryUsage:
-        """What the KV cache holds right now, in bytes."""
+        """The memory that the KV cache holds now, in bytes."""
         return self.loop.look(self.engine.kv.usage)
 
     def metrics(self) -> EngineMetrics:
-        """Counters since this engine started; a copy."""
+        """A copy of the counters since this engine started."""
         return self.loop.look(lambda: replace(self.engine.metrics, kv_stats=self.engine.kv.stats()))
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything about this moment, ready for JSON (`vattn-snapshot-1`): memory, requests, rates, pages.
+        """Describe the engine now, ready for JSON (`vattn-snapshot-1`): memory, requests, rates, pages.
 
-        The fields are those of `vattn.engine.snapshot.take_snapshot`.
+        `vattn.engine.snapshot.take_snapshot` documents the fields.
         """
         from vattn.engine.snapshot import take_snapshot
         from vattn.models.describe import describe_model
@@ -410,46 +416,46 @@ class LLM:
         )
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes; needed when the model's weights change in place."""
+        """Forget all cached prefixes. Needed when the model's weights were changed in place."""
         self.loop.call(self.engine.reset_prefix_cache)
 
     # ------------------------------------------------------------------ memory comes and goes
     def resize_kv_cache(self, memory_bytes: int) -> None:
-        """Give the KV cache another budget, also while requests run.
+        """Give the KV cache another budget, even while requests run.
 
-        Smaller: what is parked or cached gives way, then requests are preempted, within this call. Backends
-        other than `virtual` move to new memory and for a moment hold both. Raises ConfigError, and changes
-        nothing, when one request of `max_model_len` would not fit or the device has not so much.
+        To shrink, this call first frees parked and cached memory, then preempts requests. Backends other than
+        `virtual` move to new memory and hold both for a moment. Raises ConfigError, and changes nothing, if
+        one request of `max_model_len` tokens would not fit, or if the device lacks the memory.
         """
         memory_bytes = whole("memory_bytes of resize_kv_cache", memory_bytes, 1, LARGEST, error=ConfigError)
         self.loop.call(lambda: self.stack.resize(memory_bytes))
 
     def sleep(self) -> None:
-        """Give all KV memory back to the device. Requests that run wait, and go on after `wake_up`."""
+        """Give all KV memory back to the device. Running requests wait until `wake_up`, then go on."""
         self.loop.call(self.engine.sleep)
 
     def wake_up(self) -> None:
-        """End `sleep`. Raises ConfigError if the memory is not there any more: the engine sleeps on.
+        """End `sleep`. Raises ConfigError, and the engine stays asleep, if the memory is no longer available.
 
-        Then free memory on the device, or `resize_kv_cache` to less, and try again.
+        In that case, free memory on the device, or call `resize_kv_cache` with less, and try again.
         """
         self.loop.call(self.stack.wake_up)
 
     def listen(self, listener: StepListener) -> Callable[[], None]:
-        """Have `listener` look on from the next step, until what this returns is called."""
+        """Call `listener` from the next step on. Returns a function that ends this."""
         listeners = self.engine.listeners
         self.loop.call(lambda: listeners.append(listener))
         return lambda: self.loop.call(lambda: listeners.remove(listener))
 
     @property
     def runner(self) -> Runner:
-        """What runs the model in the engine's steps; for measurements between or around them."""
+        """The object that runs the model in the engine's steps, for measurements between or around steps."""
         executor = self.engine.executor
         assert isinstance(executor, TorchExecutor)
         return executor.runner
 
     def describe_kv(self) -> dict[str, str | int]:
-        """How KV memory is laid out: layout, page or block size and their number; what it stores."""
+        """Describe the KV memory: its layout, page or block size, number of pages or blocks, and dtype."""
         stored = {"kv_cache_dtype": str(self.kv_shape.dtype).removeprefix("torch.")}
         if self.kv_config.dtype != "auto":
             stored["kv_scales"] = "token" if self.kv_config.scales == "token" else "static"
@@ -459,15 +465,15 @@ class LLM:
         return self.loaded.tokenizer
 
     def check(self) -> None:
-        """Raise AssertionError unless every book of scheduler and cache balances."""
+        """Raise AssertionError unless the records of the scheduler and the cache agree."""
         self.loop.look(self.engine.scheduler.check)
 
     # ------------------------------------------------------------------ end
     def close(self) -> None:
-        """Abort what runs and give all KV memory back. Idempotent; after a DriverError, goes on where it was.
+        """Abort all requests and free all KV memory. Idempotent. After a DriverError, another call continues.
 
-        A transformers model that was handed over gets its own attention back. An LLM that is dropped is
-        closed.
+        A transformers model that was passed in gets its own attention back. An LLM that is garbage collected
+        is closed.
         """
         self.stack.give_back()
         self._end.detach()
@@ -482,7 +488,7 @@ class LLM:
 
 
 def _one_of(config: C | None, options: C, defaults: C) -> C:
-    """A whole configuration or single options, not both. Raises ConfigError."""
+    """Return the whole configuration or the single options. Raises ConfigError if both are given."""
     if config is None:
         return options
     if not isinstance(config, type(options)):

@@ -1,4 +1,4 @@
-"""What an engine did since it started, and summaries of many requests."""
+"""Counters of an engine since its start, and latency summaries over many requests."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class EngineMetrics:
 
     steps: int = 0
     computed_tokens: int = 0
-    """Tokens run through the model: prompts, outputs, and again after preemption."""
+    """Tokens run through the model: prompts, outputs, and recomputed ones after preemption."""
     output_tokens: int = 0
     finished_requests: int = 0
-    """Requests that ended, aborted and failed ones included."""
+    """Requests that ended, including aborted and failed ones."""
     timed_out_requests: int = 0
-    """Those that ended because their `timeout_s` was over."""
+    """Requests that ended because their `timeout_s` had passed."""
     refused_requests: int = 0
     """Requests that were not accepted because too many waited."""
     preemptions: int = 0
     swapped_requests: int = 0
     """Preemptions in which K and V were copied to host memory."""
     recomputed_tokens: int = 0
-    """Tokens computed again because a preemption had dropped their K and V."""
+    """Tokens that were recomputed because a preemption had dropped their K and V."""
     peak_running: int = 0
     peak_kv_bytes: int = 0
-    """Most physical KV memory held at once: in use, parked or cached (`MemoryUsage.held`)."""
+    """Peak physical KV memory held: in use, parked or cached (`MemoryUsage.held`)."""
     peak_in_use_bytes: int = 0
-    """Most physical KV memory that live requests needed at once."""
+    """Peak physical KV memory that live requests needed."""
     peak_shared_saved_bytes: int = 0
-    """Most KV memory that live requests had in common at once and so did not need (`shared_saved`)."""
+    """Peak KV memory that live requests saved by sharing (`shared_saved`)."""
     kv_stats: KVStats = field(default_factory=KVStats)
     _logical_sum: float = 0.0
     _mapped_sum: float = 0.0
@@ -55,7 +55,7 @@ class EngineMetrics:
 
     @property
     def kv_utilization(self) -> float:
-        """Share of the memory mapped by requests that held tokens, averaged over steps by bytes."""
+        """Share of the memory mapped by requests that held tokens. Averaged over steps, weighted by bytes."""
         return self._logical_sum / self._mapped_sum if self._mapped_sum else 1.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class EngineMetrics:
 class LatencySummary:
     """Mean, median, standard deviation and percentiles of a latency, in milliseconds.
 
-    Of no values at all every field is NaN.
+    Without any values, every field is NaN.
     """
 
     mean: float

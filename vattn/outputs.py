@@ -1,4 +1,4 @@
-"""What a request gives back: text, tokens, log-probabilities and times."""
+"""The results of a request: text, tokens, log-probabilities and times."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class Logprob(NamedTuple):
 
 
 TokenLogprobs = dict[int, Logprob]
-"""The entries of one position by token id: the token that is there first, then by falling probability."""
+"""The entries of one position, by token id. The token at that position is first; the others follow, most
+likely first."""
 
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to a request. Times are seconds of one monotonic clock; None = not yet."""
+    """The times of a request's events, in seconds on one monotonic clock. None means not yet."""
 
     arrival_time: float
     """When the engine accepted the request."""
@@ -40,9 +41,9 @@ class RequestMetrics:
     num_cached_tokens: int = 0
     """Prompt tokens whose K and V were found in the prefix cache, counted once, at admission."""
     num_preemptions: int = 0
-    """How often it gave its memory back and started over."""
+    """How many times the request was preempted."""
     num_branches: int = 1
-    """Outputs that were generated side by side: of `n`, `best_of` or a beam search."""
+    """Number of outputs generated side by side, for `n`, `best_of` or a beam search."""
 
     @property
     def queue_time(self) -> float | None:
@@ -58,8 +59,8 @@ class RequestMetrics:
     def tpot(self) -> float | None:
         """Time per output token: seconds per token after the first. None with fewer than two tokens.
 
-        Of several branches, per token of one of them: they run side by side.
-        Of an aborted request it includes the time it waited for the abort."""
+        With several branches it is the time per token of one branch, because they run side by side.
+        For an aborted request it includes the time until the abort."""
         decode = _between(self.first_token_time, self.finished_time)
         length = self.num_output_tokens / self.num_branches
         if decode is None or length < 2:
@@ -78,25 +79,26 @@ def _between(start: float | None, end: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One of a request's outputs, as far as it has come."""
+    """One of a request's outputs, finished or still growing."""
 
     index: int
-    """Which of the request's `n` outputs."""
+    """Index of the output among the request's `n` outputs."""
     text: str
-    """Text so far; while running, without what might become part of a stop string or of a character."""
+    """Text so far. While the request runs, an end that may begin a stop string or an incomplete character is
+    held back."""
     token_ids: list[int]
-    """Every sampled token, EOS and stop tokens included."""
+    """Every sampled token, including EOS and stop tokens."""
     cumulative_logprob: float | None = None
-    """Sum of the sampled tokens' log-probabilities; None unless `logprobs` was asked for."""
+    """Sum of the sampled tokens' log-probabilities; None unless `logprobs` was requested."""
     logprobs: list[TokenLogprobs] | None = None
-    """One entry per token; None unless asked for."""
+    """One entry per token; None unless requested."""
     finish_reason: FinishReason | None = None
     """`stop` (EOS, stop token or stop string), `length`, `abort`, `timeout`, `error`; None
     while running."""
     stop_reason: int | str | None = None
     """The stop token or stop string that ended the output; None for EOS and the other reasons."""
     score: float | None = None
-    """Of a beam search: cumulative log-probability / length ** length_penalty; best first."""
+    """In a beam search: cumulative log-probability / length ** length_penalty. Outputs are sorted by it."""
 
     @property
     def finished(self) -> bool:
@@ -105,21 +107,21 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request and its outputs: the result of `generate`, or one moment of a stream."""
+    """A request and its outputs: the result of `generate`, or one item of a stream."""
 
     request_id: str
     prompt: str | None
-    """None when the prompt came as token ids."""
+    """The prompt's text; None if the prompt was given as token ids."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """One entry per prompt token, None for the first, which nothing predicts; None unless asked for."""
+    """One entry per prompt token; None for the first token, which nothing predicts. None unless requested."""
     error: str | None = None
-    """Why the request failed, when its `finish_reason` is `error`. Others in its batch are unharmed."""
+    """Why the request failed, if its `finish_reason` is `error`. Other requests in its batch go on."""
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens that did not have to be computed."""
+        """Prompt tokens that needed no computing, because they were in the prefix cache."""
         return self.metrics.num_cached_tokens

@@ -1,4 +1,4 @@
-"""How to sample: the parameters of one request, with vLLM's names, defaults and checks."""
+"""Sampling parameters of one request, with vLLM's names, defaults and checks."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this mean greedy sampling (vLLM's `_SAMPLING_EPS`)."""
 
 LARGEST_BIAS = 1e30
-"""More would overflow float32 logits, and no token could be told from another."""
+"""A larger value would overflow float32 logits, and all tokens would look alike."""
 
 WHOLE_VOCABULARY = -1
 """`logprobs` / `prompt_logprobs`: this value asks for every token."""
 
 
 MOST_OUTPUTS = 16_384
-"""Outputs of one prompt at most (vLLM's limit)."""
+"""Maximum number of outputs for one prompt (vLLM's limit)."""
 
 
 class RequestOutputKind(StrEnum):
-    """What a stream yields."""
+    """What the items of a stream hold."""
 
     CUMULATIVE = "cumulative"
-    """The request as it stands."""
+    """Everything so far."""
     DELTA = "delta"
-    """What is new since the last output."""
+    """Only what is new since the last output."""
     FINAL_ONLY = "final_only"
-    """One output, at the end."""
+    """Everything, in a single output at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class SamplingParams:
     `verify`, when the request is added. Both raise `RequestError` with the value and what is allowed.
     Use `dataclasses.replace(params, temperature=0)` to derive another.
 
-    The order in which they act on a row of logits is written in `vattn.sampling.sampler`.
+    `vattn.sampling.sampler` documents the order in which they act on a row of logits.
     """
 
     n: int = 1
@@ -68,30 +68,32 @@ class SamplingParams:
     min_p: float = 0.0
     """Keep tokens at least this probable, relative to the most likely one. In [0, 1]; 0 = all."""
     seed: int | None = None
-    """Same seed, prompt and parameters: same tokens, whatever else runs. In [-2**63, 2**64); None or
-    -1 = the engine draws one."""
+    """The same seed, prompt and parameters give the same tokens, whatever else runs. In [-2**63, 2**64);
+    None or -1 = the engine draws one."""
     stop: str | Sequence[str] | None = None
-    """Strings that end the output. Not in the text unless `include_stop_str_in_output`. They may name special
-    tokens, also with `skip_special_tokens`."""
+    """Strings that end the output. They are left out of the text unless `include_stop_str_in_output` is set.
+    They may name special tokens, even with `skip_special_tokens`."""
     stop_token_ids: Sequence[int] | None = None
     """Tokens that end the output, as EOS does."""
     bad_words: Sequence[str] | None = None
-    """Words never generated: the last token of a word is banned where it would complete the word."""
+    """Words that are never generated. A word's last token is banned where it would complete the word."""
     ignore_eos: bool = False
-    """Continue past EOS."""
+    """Continue after EOS."""
     max_tokens: int | None = 16
-    """Output tokens at most, at least 1. None = as far as the model's length allows."""
+    """Maximum number of output tokens, at least 1. None = as many as the model's length allows."""
     min_tokens: int = 0
-    """EOS and `stop_token_ids` can't be sampled, nor stop strings end the output, before this many."""
+    """Before this many output tokens, EOS and `stop_token_ids` can't be sampled, and stop strings don't end
+    the output."""
     logprobs: int | None = None
-    """Per output token, this many most likely tokens with their log-probabilities, and the sampled one.
-    -1 = the whole vocabulary. They come from the model's own logits, before any parameter acts."""
+    """For each output token, return this many most likely tokens with their log-probabilities, and the
+    sampled one. -1 = the whole vocabulary. They come from the model's own logits, before any parameter
+    acts."""
     prompt_logprobs: int | None = None
-    """The same for each token of the prompt but the first."""
+    """The same for each prompt token except the first."""
     logit_bias: Mapping[int, float] | None = None
-    """Added to the logits of these token ids; finite."""
+    """Numbers added to the logits of these token ids. They must be finite."""
     detokenize: bool = True
-    """False: token ids only, the text stays empty."""
+    """False: return only token ids; the text stays empty."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     spaces_between_special_tokens: bool = True
@@ -99,7 +101,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     """Keep the stop string, or the text of the stop token, in the text."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    """What `stream` yields; `generate` returns the whole output in any case."""
+    """What `stream` yields. `generate` always returns the whole output."""
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -158,12 +160,12 @@ class SamplingParams:
 
     @property
     def branches(self) -> int:
-        """Outputs that are generated for the prompt."""
+        """Number of outputs that are generated for the prompt."""
         return self.n if self.best_of is None else self.best_of
 
     @property
     def greedy(self) -> bool:
-        """True when the most likely token is always taken."""
+        """True if the most likely token is always taken."""
         return self.temperature < GREEDY_BELOW
 
     @property
@@ -178,11 +180,11 @@ class SamplingParams:
 
     @property
     def penalised(self) -> bool:
-        """True when logits depend on which tokens came before."""
+        """True if a penalty makes logits depend on earlier tokens."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def verify(self, vocab_size: int, bad_words_token_ids: Iterable[Sequence[int]] = ()) -> None:
-        """Check what only the model can tell: token ids and counts against its vocabulary.
+        """Check token ids and counts against the model's vocabulary.
 
         `bad_words_token_ids` are the tokens of `bad_words`, from the model's own tokenizer.
         Raises `RequestError`.
@@ -210,24 +212,24 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchParams:
-    """How to search with beams; results are those of transformers' `generate(num_beams=…)`.
+    """Parameters of a beam search. Results equal those of transformers' `generate(num_beams=…)`.
 
     Raises `RequestError` for values that are not allowed.
     """
 
     beam_width: int = 0
-    """Texts kept at every step, at least 1; also how many are returned. There is no default."""
+    """Number of beams kept in every step and of outputs returned, at least 1. There is no default."""
     max_tokens: int = 16
-    """Output tokens at most, at least 1."""
+    """Maximum number of output tokens, at least 1."""
     length_penalty: float = 1.0
-    """A text's score is its log-probability / length ** this: above 0 favours long texts."""
+    """An output's score is its log-probability / length ** this. Above 0 favours long outputs."""
     early_stopping: bool | Literal["never"] = False
-    """True: stop with `beam_width` ended texts. False: also when the best beam, at its present length, can't
-    beat the worst of them. "never": only when it can't at any length."""
+    """When to stop, once `beam_width` outputs have ended. True: at once. False: when the best running beam,
+    at its present length, can't beat the worst of them. "never": when it can't beat it at any length."""
     temperature: float = 0.0
     """Divides the logits before probabilities are taken; 0 = 1, the model's own."""
     ignore_eos: bool = False
-    """Continue past EOS."""
+    """Continue after EOS."""
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -249,9 +251,10 @@ class BeamSearchParams:
 def each_params(
     params: Any, count: int, kind: type[SamplingParams] | type[BeamSearchParams] = SamplingParams
 ) -> list[Any]:
-    """One object of parameters for each of `count` prompts, from one for all, one each, or None: defaults.
+    """A list with the parameters of each of `count` prompts. `params` is one object for all, a list with one
+    each, or None for the defaults.
 
-    Raises RequestError for objects of another kind, or another number of them.
+    Raises RequestError for objects of another kind, or for a list of another length.
     """
     if params is None and kind is SamplingParams:
         params = SamplingParams()

@@ -1,9 +1,9 @@
-"""What users pass as prompts, in one form: token ids, and the text where there is one.
+"""Turns all forms of prompts into one: token ids, and the text if there is one.
 
     text ── certainly too long? ── tokenizer ──┐
     ids, array, range ─────────────────────────┴── too long? ── ids of the vocabulary? ── TokenizedPrompt
 
-Everything is checked here, once, before the engine is asked: lengths first, then all ids as one array.
+Prompts are checked here, once, before they reach the engine: first the length, then all ids as one array.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class TokenizedPrompt(NamedTuple):
     text: str | None
     token_ids: list[int]
     cache_salt: str = ""
-    """Cached prefixes are shared among requests of one salt."""
+    """Only requests with the same salt share cached prefixes."""
 
 
 class PromptReader:
     """Reads prompts for one model.
 
-    `vocab_size`: token ids are less. `max_model_len`: a prompt has fewer tokens.
+    Token ids must be less than `vocab_size`. A prompt must have fewer than `max_model_len` tokens.
     """
 
     def __init__(self, tokenizer: Any | None, vocab_size: int, max_model_len: int) -> None:
@@ -59,9 +59,10 @@ class PromptReader:
         self._max_model_len = max_model_len
 
     def read_all(self, prompts: Prompt | Sequence[Prompt]) -> list[TokenizedPrompt]:
-        """One prompt or many. What the first item is decides: a whole number begins a prompt of token ids.
+        """Read one prompt or many. The first item decides: a whole number means a single prompt of token ids.
 
-        Raises RequestError for what is not a prompt, CapacityError for one that is too long, and names it.
+        Raises RequestError for what is not a prompt and CapacityError for a prompt that is too long. The
+        message names the prompt.
         """
         many = _many(prompts)
         if many is None:
@@ -69,7 +70,7 @@ class PromptReader:
         return read_each("prompts", many, self.read)
 
     def read(self, prompt: Any) -> TokenizedPrompt:
-        """One prompt. Raises RequestError, or CapacityError if it is too long."""
+        """Read one prompt. Raises RequestError, or CapacityError if it is too long."""
         if not isinstance(prompt, Mapping):
             if isinstance(prompt, str):
                 return self.read_text(prompt)
@@ -92,7 +93,7 @@ class PromptReader:
         return self.read_text(written)._replace(cache_salt=salt)
 
     def read_text(self, prompt: str, *, add_special_tokens: bool = True) -> TokenizedPrompt:
-        """A prompt from its text. Raises RequestError where the tokenizer can't read it."""
+        """Read a prompt from its text. Raises RequestError if the tokenizer can't read it."""
         if self.tokenizer is None:
             raise RequestError("the model came without a tokenizer: pass token ids, or tokenizer= to LLM")
         text("the prompt", prompt)
@@ -109,7 +110,7 @@ class PromptReader:
         return token_bound(self.tokenizer)
 
     def _refuse_long_text(self, prompt: str) -> None:
-        """Refuse a text that can't fit, however it is cut into tokens, without cutting it."""
+        """Refuse a text that can't fit however it is tokenized, without tokenizing it."""
         if len(prompt) < 4 * self._max_model_len or self._bound is None:
             return
         fewest = self._bound.fewest_tokens(prompt)
@@ -130,7 +131,7 @@ class PromptReader:
 
     # ------------------------------------------------------------------ token ids
     def _ids(self, ids: Any) -> list[int]:
-        """Token ids as a list of ints, in time that is none of Python's per token."""
+        """Token ids as a list of ints. No Python code runs per token, so long prompts are quick to read."""
         array = _array(ids)
         if array is not None:
             if array.ndim != 1:
@@ -167,14 +168,14 @@ class PromptReader:
 
 
 def checked_salt(salt: Any) -> str:
-    """A cache salt. Raises RequestError for anything but text."""
+    """Check a cache salt. Raises RequestError for anything but text."""
     if not isinstance(salt, str):
         raise RequestError(f"'cache_salt' is text, not {type(salt).__name__}")
     return text("'cache_salt'", salt)
 
 
 def read_each(name: str, items: Iterable[Any], read: Any) -> list[Any]:
-    """`read` of each item; where there are several, an error says which one it is about."""
+    """Call `read` on each item. If there are several items, an error names the item it is about."""
     items = list(items)
     done = []
     for index, item in enumerate(items):
@@ -188,7 +189,7 @@ def read_each(name: str, items: Iterable[Any], read: Any) -> list[Any]:
 
 
 def _many(prompts: Any) -> list[Any] | None:
-    """The prompts of a list of prompts; None if it is one prompt."""
+    """The prompts in a list of prompts; None if this is a single prompt."""
     if isinstance(prompts, (str, Mapping)):
         return None
     array = _array(prompts)

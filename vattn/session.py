@@ -1,4 +1,4 @@
-"""Clients of the engine's loop that wait for their outputs in a thread.
+"""Clients of the engine's loop that wait for outputs in their own thread.
 
     prompts ── Submission ──> EngineLoop ── RequestDelta ──> mailbox ── OutputCollector ──> RequestOutput
 """
@@ -25,10 +25,10 @@ from vattn.sampling.detokenize import TokenText
 
 
 class Session:
-    """Requests of one client, and their outputs as they come.
+    """The requests of one client, and their outputs as they arrive.
 
-    The client holds `lease` while it uses the session (`with session.lease:`), or calls `keep` if that is
-    longer than one call. When it leaves, for whatever reason, its requests are aborted.
+    The client holds `lease` while it uses the session (`with session.lease:`). If it needs the session for
+    longer than one call, it calls `keep`. When the client leaves for any reason, its requests are aborted.
     """
 
     def __init__(self, loop: EngineLoop, vocabulary: TokenText | None) -> None:
@@ -40,11 +40,11 @@ class Session:
 
     @property
     def running(self) -> int:
-        """Requests whose last output has not come yet."""
+        """Number of requests whose last output has not arrived yet."""
         return len(self._collectors)
 
     def keep(self) -> None:
-        """From here on the session lasts until `leave`, or until nobody refers to it."""
+        """Keep the session until `leave` is called or nothing refers to it any more."""
         self._mailbox.kept = True
 
     def add(
@@ -56,11 +56,11 @@ class Session:
         stream: bool = False,
         wait: bool = True,
     ) -> list[str]:
-        """Start all of these requests, or none; their ids.
+        """Start all of these requests, or none of them. Returns their ids.
 
-        `stream`: an output comes with each token, not only at the end. `wait`: until the engine has accepted
-        them; False: `wait` of the session tells of a refusal. Raises RequestError or CapacityError if any is
-        refused, QueueFull if too many would wait.
+        With `stream` an output arrives with each token and not only at the end. With `wait` this returns
+        when the engine has accepted the requests; with `wait=False`, `Session.wait` reports a refusal.
+        Raises RequestError or CapacityError if any is refused, QueueFull if too many would wait.
         """
         submissions = [
             Submission(prompt.token_ids, one, service, prompt.cache_salt, stream)
@@ -74,10 +74,10 @@ class Session:
         return ids
 
     def wait(self, timeout_s: float | None = None, *, raises: bool = True) -> list[RequestOutput]:
-        """The next outputs of the requests of this session; empty when the time is up.
+        """Wait for the next outputs of this session's requests. Returns an empty list if the time is up.
 
-        Raises StepError when a step of theirs failed (`raises=False`: the output says so), RequestError when
-        the engine was closed.
+        Raises StepError if a step with one of them failed; with `raises=False` the output has the error
+        instead. Raises RequestError if the engine was closed.
         """
         return [output for delta in self._mailbox.get(timeout_s) for output in self._absorb(delta, raises)]
 
@@ -86,7 +86,7 @@ class Session:
             raise delta.failure
         collector = self._collectors.get(delta.request_id)
         if collector is None:
-            return []  # its text broke, and what it still got is dropped
+            return []  # its text could not be made, so its later reports are dropped
         if not collector.add(delta):
             self._loop.abort(delta.request_id)
         if collector.finished:
@@ -94,16 +94,16 @@ class Session:
         return [collector.output()]
 
     def leave(self) -> None:
-        """Abort what still runs. Idempotent; does not wait."""
+        """Abort the requests that still run. Idempotent. Does not wait."""
         self._loop.leave(self._mailbox)
 
     def wake(self, error: Exception) -> None:
-        """Have whoever waits raise this error."""
+        """Make a waiting call of `wait` raise this error."""
         self._mailbox.fail(error)
 
 
 class OutputStream(Iterator[RequestOutput]):
-    """The moments of one request; made by `LLM.stream`. Also a context manager."""
+    """The outputs of one streamed request. `LLM.stream` makes it. Also a context manager."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class OutputStream(Iterator[RequestOutput]):
         service: Service,
         owner: object,
     ) -> None:
-        """Starts the request. `owner`: kept alive by the stream."""
+        """Start the request. The stream keeps `owner` alive."""
         self._session = session
         self._owner = owner
         self._moments: deque[RequestOutput] = deque()
@@ -138,7 +138,7 @@ class OutputStream(Iterator[RequestOutput]):
         return output
 
     def close(self) -> None:
-        """Abort the request if it still runs. Idempotent; from any thread."""
+        """Abort the request if it still runs. Idempotent. May be called from any thread."""
         if self._open:
             self._shut()
             self._session.wake(RequestError("the stream was closed while it waited"))
@@ -163,7 +163,8 @@ def run_all(
     services: Sequence[Service],
     use_tqdm: bool,
 ) -> list[RequestOutput]:
-    """Run these prompts to their ends; outputs in their order. Whatever ends the wait ends them too."""
+    """Run these prompts to the end and return outputs in the same order. If the wait ends early, for any
+    reason, the requests are aborted."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     progress = Progress(*columns, disable=not use_tqdm, transient=True)
     finished: dict[str, RequestOutput] = {}

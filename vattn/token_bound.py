@@ -1,9 +1,10 @@
-"""How many characters a token can stand for at most: it refuses a text that is too long without reading it.
+"""Computes how many characters one token can cover at most. With it, a text that is too long can be refused
+without tokenizing it.
 
-The bound is only given where it can be proven from the parts of the tokenizer. Each part must keep every
-character (a normalizer may join a few into one, by a known number), and the model must give every token its
-own text: then a text of n characters has at least n / (longest token x joined) tokens. Vocabularies of bytes
-may lack some control characters, which vanish from a text: these do not count.
+There is a bound only if the parts of the tokenizer prove it. Each part must keep every character (a
+normalizer may join a known number of characters into one), and every token of the model must have its own
+text. Then a text of n characters has at least n / (longest token x joined) tokens. Byte vocabularies may lack
+some control characters, which vanish from a text. These are not counted.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ _JOINED = {
     "Prepend": 1,
     "ByteLevel": 1,
 }
-"""Normalizers that drop nothing: so many characters become one at most."""
+"""Normalizers that drop no characters, and how many characters each joins into one at most."""
 
 _KEEPING = ("ByteLevel", "Digits", "Metaspace", "UnicodeScripts")
-"""Pre-tokenizers that cut and drop nothing."""
+"""Pre-tokenizers that split text and drop no characters."""
 
 
 class TokenBound(NamedTuple):
-    """No token stands for more than `characters`; the characters in `dropped` may have no token at all."""
+    """No token covers more than `characters` characters. Those in `dropped` may have no token at all."""
 
     characters: int
     dropped: str = ""
 
     def fewest_tokens(self, text: str) -> int:
-        """No text has fewer tokens."""
+        """A lower bound on the number of tokens in `text`."""
         return -(-(len(text) - sum(map(text.count, self.dropped))) // self.characters)
 
 
 def token_bound(tokenizer: Any) -> TokenBound | None:
-    """The bound of a transformers tokenizer; None where there is no proof."""
+    """The bound of a transformers tokenizer; None if none can be proven."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
@@ -53,7 +54,7 @@ def _bound(parts: dict[str, Any]) -> TokenBound | None:
     if joined is None or not _keeps(parts["pre_tokenizer"]) or model.get("type") != "BPE":
         return None
     if any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"]):
-        return None  # such a token takes all white space around it
+        return None  # such a token also takes all white space around it
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         return None
     dropped: str | None = None
@@ -70,9 +71,9 @@ def _bound(parts: dict[str, Any]) -> TokenBound | None:
 
 
 def _without_token(vocab: dict[str, int]) -> str | None:
-    """The characters that a vocabulary of bytes has no token for; None: not only among ASCII.
+    """The ASCII characters that a byte vocabulary has no token for; None if it lacks other bytes too.
 
-    Any other character has a continuation byte, so it leaves a token if those are all there.
+    A character outside ASCII has a continuation byte, so it gives a token if all of those bytes have one.
     """
 
     def last_byte(character: str) -> str:
@@ -84,7 +85,7 @@ def _without_token(vocab: dict[str, int]) -> str | None:
 
 
 def _joined(normalizer: dict[str, Any] | None) -> int | None:
-    """How many characters a normalizer can make one; None: it drops some."""
+    """How many characters a normalizer joins into one at most; None if it may drop characters."""
     if normalizer is None:
         return 1
     kind = normalizer["type"]

@@ -1,4 +1,4 @@
-"""Numbers as people read them, with units."""
+"""Formats numbers with units for people to read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def number(value: float) -> str:
-    """Three or four digits that matter: 0.0123, 1.23, 12.3, 1,234."""
+    """Three or four significant digits: 0.0123, 1.23, 12.3, 1,234."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
     size = abs(value)
@@ -16,7 +16,7 @@ def number(value: float) -> str:
 
 
 def axis(value: float) -> str:
-    """A round number beside an axis, without noughts at its end."""
+    """A round number for an axis label, without trailing zeros."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
 
 
@@ -37,16 +37,16 @@ def seconds(value: float) -> str:
 
 
 def millis(value: float) -> str:
-    """Of milliseconds."""
+    """Format a time given in milliseconds."""
     return seconds(value / 1e3) if value >= 1000 or value < 1 else f"{number(value)} ms"
 
 
 def nanos(value: float) -> str:
-    """Of nanoseconds."""
+    """Format a time given in nanoseconds."""
     return f"{number(value)} ns" if value < 1000 else seconds(value / 1e9)
 
 
 def percent(value: float) -> str:
-    """Of a share: 12.3%, 100%."""
+    """Format a share as a percentage: 12.3%, 100%."""
     shown = round(float(value) * 100, 1)
     return f"{shown:.0f}%" if shown >= 100 or shown.is_integer() else f"{shown:.1f}%"
