@@ -1,1 +1,1 @@
-"""Virtual memory, from driver calls to a growable tensor. Knows nothing of attention."""
+"""Virtual memory, from driver calls to a growable tensor. It knows nothing of attention."""

@@ -1,6 +1,6 @@
-"""A driver that keeps the books and has no memory: the rules of growth at any scale, in no time.
+"""A driver without memory: it only keeps books, so it is fast and can be of any size.
 
-For simulation (terabytes of KV on a laptop) and for property tests. Tensors live on torch's `meta` device.
+It is for simulation (terabytes of KV on a laptop) and property tests. Its tensors are on the `meta` device.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _FIRST_ADDRESS = 1 << 44
 
 
 class AccountingDriver(ShadowedDriver):
-    """`HostDriver` without the host: same rules, same errors, no memory behind any of it.
+    """A driver with the rules and errors of `HostDriver`, but without memory.
 
-    `granularity` is the smallest page, `budget` the bytes that `create` may hand out; both in bytes.
+    `granularity` is the smallest page and `budget` is what `create` may hand out, both in bytes.
     """
 
     name = "accounting"
@@ -38,7 +38,7 @@ class AccountingDriver(ShadowedDriver):
 
     def _do_reserve(self, size: int, align: int) -> int:
         va = -(-self._next // align) * align
-        self._next = va + size + self.granularity  # never adjacent: a range that runs over its end is caught
+        self._next = va + size + self.granularity  # a gap, so that a range that runs past its end is refused
         return va
 
     def export_handle(self, handle: int) -> int:
@@ -57,7 +57,7 @@ class AccountingDriver(ShadowedDriver):
         dtype: torch.dtype,
         owner: object = None,
     ) -> torch.Tensor:
-        """A meta tensor of that shape and stride; `va` and `owner` leave no trace in it."""
+        """A meta tensor of that shape and stride. `va` and `owner` are not used."""
         import torch
 
         return torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device="meta")

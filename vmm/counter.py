@@ -1,4 +1,4 @@
-"""How many driver calls were made, of which kind, and how long they took."""
+"""Count driver calls by kind and measure how long they take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 BUCKETS = 40
-"""Of a histogram; the last one holds every call from 2^38 ns (275 s) on."""
+"""Number of entries in a histogram. The last one counts every call of 2^38 ns (275 s) or more."""
 
 
 class CallCounter:
@@ -37,17 +37,17 @@ class CallCounter:
 
     @property
     def name(self) -> str:
-        """Of the driver behind."""
+        """Name of the driver behind."""
         return self.driver.name
 
     @property
     def device(self) -> torch.device:
-        """Of the driver behind."""
+        """Device of the driver behind."""
         return self.driver.device
 
     @property
     def granularity(self) -> int:
-        """Of the driver behind."""
+        """Granularity of the driver behind, in bytes."""
         return self.driver.granularity
 
     @property
@@ -56,7 +56,7 @@ class CallCounter:
         return sum(self.counts.values())
 
     def reset(self) -> None:
-        """Start counting from nothing."""
+        """Set all counts to zero."""
         with self._lock:
             for kind in self.counts:
                 self.counts[kind] = 0

@@ -1,13 +1,13 @@
 """The CUDA driver: virtual memory management of one GPU through `cuda.bindings.driver`.
 
-Why not `cuda.core`: its `VirtualMemoryResource` cannot reserve addresses without mapping them.
+We don't use `cuda.core`, because its `VirtualMemoryResource` cannot reserve addresses without mapping them.
 
-Costs others measured on A100 and H100, in microseconds: reserve 2-20, create 29-190, map 1.5-2, setAccess
-36-38, unmap 25-34, release 23. setAccess dominates and may span many mappings: callers grant once per grown
-range.
+Published costs on A100 and H100, in microseconds: reserve 2-20, create 29-190, map 1.5-2, setAccess 36-38,
+unmap 25-34, release 23. setAccess is the most expensive of the calls made while growing, but one call may
+span many mappings, so callers call it once per grown range.
 
-The context is the device's primary one, which torch uses too. A thread that has no context gets it on its
-first call; a thread that has one, perhaps another device's, keeps it: the calls name their device.
+The context is the device's primary context, which torch uses too. A thread without a context gets it at its
+first call. A thread with a context, perhaps of another device, keeps it: the calls name their device.
 
 Calls used: cuInit, cuDeviceGet, cuDeviceGetAttribute, cuDevicePrimaryCtxRetain / Release, cuCtxGetCurrent /
 SetCurrent / PushCurrent / PopCurrent / Synchronize, cuMemGetAllocationGranularity, cuMemAddressReserve /
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def _bindings() -> Any:
-    """`cuda.bindings.driver`, or `DriverUnavailable` with the way to get it."""
+    """Import `cuda.bindings.driver`; raises `DriverUnavailable`, which says how to install it."""
     try:
         return importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
@@ -57,12 +57,13 @@ class CudaDriver:
     """Virtual memory of the CUDA device `device_index`.
 
     Args:
-        device_index: ordinal of the device, as torch counts. tensor_device: device of the tensors `tensor`
-        makes; None: that CUDA device. Anything else makes sense only
-            where the addresses are valid on it, e.g. "cpu" with a driver library that is software.
+        device_index: ordinal of the device, as torch counts.
+        tensor_device: device of the tensors that `tensor` makes; None for the CUDA device. Another device
+            makes sense only if the addresses are valid on it, e.g. "cpu" with a software driver library.
 
-    Attributes: `granularity` is the minimum the driver allows, `recommended_granularity` what it advises.
-    Raises `DriverUnavailable` when there is no driver library, no such device or no support on it.
+    Attributes: `granularity` is the minimum that the driver allows, `recommended_granularity` what it
+    recommends. Raises `DriverUnavailable` if there is no driver library or no such device, or if the device
+    does not support virtual memory management.
     """
 
     name = "cuda"
@@ -93,7 +94,7 @@ class CudaDriver:
         self._local = threading.local()
         self._books = _Books(cu, device, context, self._owner)
         self._finalizer = weakref.finalize(self, _close, self._books)
-        self._finalizer.atexit = False  # at exit the process gives everything back, and kernels may still run
+        self._finalizer.atexit = False  # at exit kernels may still run; the process gives everything back
         self._enter()
         self._fd_type = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         self._location = cu.CUmemLocation()
@@ -157,7 +158,7 @@ class CudaDriver:
         return handle
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of the device. What torch caches is not free: see `torch.cuda.empty_cache`."""
+        """(free, total) bytes of the device. Memory cached by torch is not free: `torch.cuda.empty_cache`."""
         with _Current(self):
             free, total = self._call("cuMemGetInfo")
         return int(free), int(total)
@@ -171,10 +172,10 @@ class CudaDriver:
         self._books.mapped[va] = size
 
     def set_access(self, va: int, size: int, access: Access) -> None:
-        """See `Driver.set_access`. Where the device has no read-only access, READ grants READ_WRITE.
+        """See `Driver.set_access`. If the device has no read-only access, READ grants READ_WRITE.
 
-        Nothing tells whether it has, but that it refuses READ and grants READ_WRITE on the same range; that
-        is found out once, and said in a `RuntimeWarning`.
+        The driver has no query for that. A device counts as having none once it refuses READ and grants
+        READ_WRITE on the same range. A `RuntimeWarning` then says so, once.
         """
         self._enter()
         if not isinstance(access, Access):
@@ -206,7 +207,7 @@ class CudaDriver:
             va += mapped.pop(va, self.granularity)
 
     def mappings(self, va: int, size: int) -> list[MappedRange] | None:
-        """The mappings made here that the driver confirms, with the handle and access it names."""
+        """The mappings made here that the driver confirms, with the handle and access it reports."""
         self._enter()
         found = []
         for start, length in sorted(self._books.mapped.items()):
@@ -214,7 +215,7 @@ class CudaDriver:
                 try:
                     handle = int(self._call("cuMemRetainAllocationHandle", start))
                 except DriverError:
-                    continue  # not mapped, says the driver
+                    continue  # the driver says that it is not mapped
                 self._books.borrowed.append(handle)
                 self._call("cuMemRelease", handle)
                 self._books.borrowed.remove(handle)
@@ -223,7 +224,7 @@ class CudaDriver:
         return found
 
     def check(self) -> None:
-        """Every mapping made here lies in a reservation made here, and the driver confirms it."""
+        """Raise AssertionError unless every mapping lies in a reservation and the driver confirms it."""
         reservations = self._books.reservations.items()
         for va, size in self._books.mapped.items():
             assert any(base <= va and va + size <= base + length for base, length in reservations), "outside"
@@ -250,16 +251,16 @@ class CudaDriver:
             self._call("cuCtxSynchronize")
 
     def defer(self, clean_up: Callable[[], None]) -> None:
-        """Run at once: the CUDA driver takes care of its own locks. Not in a forked child."""
+        """Run `clean_up` at once: the CUDA driver does its own locking. Does nothing in a forked child."""
         if self._owner.here:
             clean_up()
 
     def close(self) -> None:
-        """Wait for the device and give everything back that was made here. Idempotent."""
+        """Wait for the device and give back everything made by this object. Idempotent."""
         self._finalizer()
 
     def _call(self, call: str, *args: Any) -> Any:
-        """The value, or tuple of values, of a driver call; a CUresult other than success is raised."""
+        """Make a driver call and return its value or tuple of values. Raises `DriverError` if it fails."""
         self._owner.require()
         try:
             result = getattr(self._cu, call)(*args)
@@ -268,7 +269,7 @@ class CudaDriver:
         return _check(self._cu, call, result)
 
     def _enter(self) -> None:
-        """Refuse when closed; see that this thread has a context."""
+        """Raise `DriverError` if closed, and make sure that this thread has a context."""
         if self._books.closed:
             raise DriverError("CudaDriver", DEINITIALIZED, hint="the driver is closed")
         if not getattr(self._local, "ready", False):
@@ -296,16 +297,16 @@ class CudaDriver:
         try:
             free, total = self.memory_info()
         except DriverError:
-            return "how much is free, the driver does not say"
+            return "the driver does not say how much is free"
         text = f"{free:,} of {total:,} are free"
         if self.device.type == "cuda":
             cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            text += f", torch caches {cached:,}: torch.cuda.empty_cache() gives them back"
+            text += f", torch caches {cached:,}: torch.cuda.empty_cache() gives that back"
         return text
 
 
 class _Books:
-    """What was made and not yet given back: enough to clean up after a driver that was leaked."""
+    """Everything made and not yet given back. It suffices to clean up after a driver that was not closed."""
 
     def __init__(self, cu: Any, device: Any, context: Any, owner: OwnerProcess) -> None:
         self.cu = cu
@@ -316,11 +317,11 @@ class _Books:
         self.reservations: dict[int, int] = {}  # address -> bytes
         self.mapped: dict[int, int] = {}  # address -> bytes
         self.handles: dict[int, int] = {}  # handle -> bytes
-        self.borrowed: list[int] = []  # references that cuMemRetainAllocationHandle gave
+        self.borrowed: list[int] = []  # references from cuMemRetainAllocationHandle
 
 
 class _Current:
-    """The device's context as the thread's current one, and back."""
+    """Makes the device's context current in this thread for a `with` block."""
 
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
@@ -348,9 +349,9 @@ def _text(value: bytes | None) -> str:
 
 
 def _close(books: _Books) -> None:
-    """Give everything back, as far as the driver still answers (after a fault it answers nothing).
+    """Give everything back. Errors are ignored, since after a fault every call fails.
 
-    A forked child has no CUDA context, and nothing to give back.
+    A forked child has no CUDA context and nothing to give back.
     """
     if books.closed or not books.owner.here:
         return

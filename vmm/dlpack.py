@@ -1,12 +1,12 @@
 """Tensors over bare addresses, through a hand-made DLPack capsule.
 
-`torch.from_dlpack` is the one way in that never asks a driver about the pointer, so a tensor may span a
-reservation in which little or nothing is mapped. (`__cuda_array_interface__` looks the pointer up and
-`torch.frombuffer` knows only CPU memory.)
+`torch.from_dlpack` is the only entry that never asks a driver about the pointer, so a tensor may span a
+reservation in which little or nothing is mapped. (`__cuda_array_interface__` looks up the pointer, and
+`torch.frombuffer` takes only CPU memory.)
 
 Ownership: torch calls the capsule's deleter when the last tensor of the storage dies, on any thread; the
-deleter drops the reference to `owner`. At interpreter exit the deleters of tensors still alive are removed,
-so that no Python code runs after Python has gone.
+deleter drops the reference to `owner`. At interpreter exit the deleters of tensors that are still alive are
+removed, so that no Python code runs after the interpreter is gone.
 
 Source: DLPack 1.0, `dlpack.h`, `DLManagedTensor`.
 """
@@ -37,7 +37,7 @@ _TYPES = {
     torch.complex64: (_COMPLEX, 64),
     torch.complex128: (_COMPLEX, 128),
 }
-# Anything newer (fp8, wide unsigned) goes through a type of the same size.
+# Newer dtypes (fp8, wide unsigned) go through a dtype of the same size.
 _BY_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
@@ -65,8 +65,8 @@ class _Managed(ctypes.Structure):
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
-# Capsule memory torch still points at: address -> (struct, shape, strides, owner). Not state of ours to
-# consult: it only keeps objects alive for as long as torch does.
+# Capsule memory that torch still points at: address -> (struct, shape, strides, owner). It is never read; it
+# only keeps these objects alive as long as torch needs them.
 _alive: dict[int, tuple[Any, ...]] = {}
 
 
@@ -83,7 +83,7 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
 
 @atexit.register
 def _disarm() -> None:
-    """Detach torch from Python before the interpreter goes; what is left dies with the process."""
+    """Detach torch from Python before the interpreter exits. What is left ends with the process."""
     for managed, *_ in list(_alive.values()):
         managed.deleter = None
     for forever in (_alive, _DELETER):
@@ -115,7 +115,7 @@ def tensor_from_address(
 ) -> torch.Tensor:
     """View `address` on `device` as a tensor, without touching it or asking a driver about it.
 
-    `stride` is in elements and must not be negative. The storage keeps `owner` alive to the last view.
+    `stride` is in elements and must not be negative. `owner` stays alive until the last view is gone.
     """
     if len(shape) != len(stride):
         raise ValueError(f"shape {tuple(shape)} and stride {tuple(stride)} differ in length")
@@ -138,7 +138,7 @@ def tensor_from_address(
     managed.deleter = _DELETER_ADDRESS
     key = ctypes.addressof(managed)
     _alive[key] = (managed, shape_array, stride_array, owner)
-    # An inference tensor could never be written to outside inference mode; a view of memory must be plain.
+    # Not an inference tensor: that could never be written to outside inference mode.
     with torch.inference_mode(False):
         try:
             tensor = from_dlpack(_new_capsule(key, b"dltensor", None))

@@ -1,14 +1,14 @@
 """The driver contract: CUDA's virtual memory management calls, one to one, and their errors.
 
-Physical memory and addresses are two things here:
+Physical memory and addresses are separate here:
 
     reserve ─> addresses  [ . . . . . . . . ]        nothing behind them; touching them kills the process
-    create  ─> a handle   ▓▓                         memory nobody can address yet
+    create  ─> a handle   ▓▓                         memory without an address
     map     ─> addresses  [ . . ▓▓ . . . . ]         still no access
     set_access            [ . . ▓▓ . . . . ]         usable; one call may cover many adjacent mappings
 
-`HostDriver` does it with `mmap` and a memfd, `CudaDriver` with the CUDA driver, `AccountingDriver` keeps the
-books alone. All three obey the same rules and raise the same codes, so code written against one runs on any.
+`HostDriver` uses `mmap` and a memfd, `CudaDriver` the CUDA driver. `AccountingDriver` only keeps books. All
+three obey the same rules and raise the same codes, so code written against one runs on any of them.
 
 Source of the rules: CUDA Driver API, section "Virtual Memory Management".
 """
@@ -19,7 +19,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from .counter import CallCounter as CallCounter  # named here: a driver and its counter come together
+from .counter import CallCounter as CallCounter  # re-exported beside the driver
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ CODE_NAMES = {
 
 
 class Access(enum.IntEnum):
-    """What an address may be used for; the values are those of `CUmemAccess_flags`."""
+    """Access rights of an address. The values are those of `CUmemAccess_flags`."""
 
     NONE = 0
     READ = 1
@@ -47,7 +47,7 @@ class Access(enum.IntEnum):
 
 
 class MappedRange(NamedTuple):
-    """One mapping as the driver sees it."""
+    """One mapping as the driver reports it."""
 
     va: int
     size: int
@@ -56,9 +56,10 @@ class MappedRange(NamedTuple):
 
 
 class DriverError(RuntimeError):
-    """A driver call was refused.
+    """A driver call failed.
 
-    Attributes: `call` (what was called), `code` (the CUresult), `name` (its name), `hint` (what to do).
+    Attributes: `call` (name of the call), `code` (the CUresult), `name` (name of the code), `hint` (what to
+    do).
     """
 
     def __init__(self, call: str, code: int, name: str = "", hint: str = "") -> None:
@@ -84,15 +85,15 @@ class DriverUnavailable(RuntimeError):
 
 
 class ArgumentError(ValueError):
-    """A size, shape or device that can't be; nothing was changed."""
+    """An impossible size, shape or device. Nothing was changed."""
 
 
 class Driver(Protocol):
     """Virtual memory of one device. Sizes, addresses and alignments are bytes, multiples of `granularity`.
 
     Every call either does all it was asked or raises `DriverError` and changes nothing. Calls are safe from
-    any thread. They are not ordered with work on a stream: whoever unmaps must know that nothing runs on
-    the range. In a forked child they raise `WrongProcess`: the memory there is the parent's.
+    any thread. They are not ordered with work on a stream: before it unmaps a range, a caller must make sure
+    that no work uses it. In a forked child they raise `WrongProcess`, since the parent owns the memory.
     """
 
     @property
@@ -111,16 +112,16 @@ class Driver(Protocol):
         """Reserve `size` bytes of addresses and return the first. `align` 0 means the granularity."""
 
     def free(self, va: int, size: int) -> None:
-        """Give back a whole reservation, exactly as `reserve` returned it; nothing may be mapped in it."""
+        """Give back a whole reservation, as `reserve` returned it. Nothing may be mapped in it."""
 
     def create(self, size: int, shareable: bool = False) -> int:
         """Allocate `size` bytes of physical memory; returns a handle (> 0).
 
-        `shareable`: the handle may be passed to `export_handle`. Raises `OutOfMemory` when there is none.
+        `shareable`: the handle may be passed to `export_handle`. Raises `OutOfMemory` if memory is short.
         """
 
     def release(self, handle: int) -> None:
-        """Drop the handle. The memory itself lives on until its last mapping, in any process, is gone."""
+        """Drop the handle. The memory itself exists until its last mapping, in any process, is gone."""
 
     def map(self, va: int, size: int, handle: int) -> None:
         """Map the whole of `handle` at `va`; `size` must be its size. No access until `set_access`."""
@@ -132,10 +133,10 @@ class Driver(Protocol):
         """Remove the mappings of a range, which must hold whole mappings without a gap."""
 
     def export_handle(self, handle: int) -> int:
-        """Descriptor through which another process imports a shareable handle; the caller closes it."""
+        """A file descriptor with which another process imports a shareable handle. The caller closes it."""
 
     def import_handle(self, fd: int, size: int) -> int:
-        """Handle on memory exported by `export_handle`, of `size` bytes. `fd` stays the caller's."""
+        """A handle of the `size` bytes exported by `export_handle`. The caller still has to close `fd`."""
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of physical memory."""
@@ -148,14 +149,14 @@ class Driver(Protocol):
         dtype: torch.dtype,
         owner: object = None,
     ) -> torch.Tensor:
-        """A tensor over addresses, strides in elements; nothing needs to be mapped there.
+        """A tensor over addresses, with strides in elements. Nothing needs to be mapped there.
 
-        The tensor and its views keep `owner` alive and nothing else: the caller, or `owner`, guarantees that
-        the reservation outlives them.
+        The tensor and its views keep only `owner` alive. The caller, or `owner`, must make sure that the
+        reservation outlives them.
         """
 
     def mappings(self, va: int, size: int) -> list[MappedRange] | None:
-        """What is mapped in the range, by address; None if the driver cannot tell. For checks, not speed."""
+        """The mappings in the range, by address; None if the driver cannot tell. For checks; may be slow."""
 
     def synchronize(self) -> None:
         """Wait until no submitted work can touch memory of this device."""
@@ -163,7 +164,8 @@ class Driver(Protocol):
     def defer(self, clean_up: Callable[[], None]) -> None:
         """Run `clean_up`, which may call this driver, at the earliest moment that is safe.
 
-        For finalisers: the garbage collector can run one in the middle of a driver call of the same thread.
+        Finalisers need this: the garbage collector may run one in the middle of a driver call of the same
+        thread.
         """
 
     def close(self) -> None:
@@ -173,7 +175,7 @@ class Driver(Protocol):
 def open_driver(device: str | torch.device, **options: Any) -> Driver:
     """Open the driver of a device: "cpu" -> `HostDriver`, "cuda" or "cuda:1" -> `CudaDriver`.
 
-    `options` are the keyword arguments of that class. Raises `DriverUnavailable` where it cannot run and
+    `options` are the keyword arguments of that class. Raises `DriverUnavailable` if it cannot run here, and
     `ValueError` for any other device.
     """
     kind, _, index = str(device).partition(":")

@@ -1,10 +1,10 @@
 """A tensor whose first dimension grows in place.
 
     addresses  | row | row | row | row |  .  |  .  |  .  |     max_rows, reserved once: data_ptr never changes
-    memory     |▓▓▓ page ▓▓▓|▓▓▓ page ▓▓▓|                     mapped as rows need them
+    memory     |▓▓▓ page ▓▓▓|▓▓▓ page ▓▓▓|                     mapped when rows need them
     view()     [ ...... len rows ..... ]
 
-No copy when it grows, no more than a page of over-allocation, on CPU and CUDA.
+Growing copies nothing and over-allocates less than a page, on CPU and CUDA.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .space import AddressSpace
 
 
 class _Memory:
-    """What the tensor and every view of it keep alive: when the last of them dies, all memory goes back."""
+    """The memory, kept alive by the tensor and all its views. It is given back when the last of them dies."""
 
     def __init__(self, driver: Driver, owns_driver: bool, page_bytes: int, size: int) -> None:
         self.driver = driver
@@ -39,26 +39,26 @@ class _Memory:
 
 
 class GrowableTensor:
-    """Tensor `[n, *shape_tail]` in which `n` grows up to `max_rows` while the address stays.
+    """Tensor `[n, *shape_tail]` whose `n` grows up to `max_rows` while its address stays the same.
 
     Args:
         shape_tail: shape of one row; `()` for a growing vector.
         dtype: any torch dtype.
-        max_rows: rows to reserve addresses for. Addresses are free: be generous.
-        device: "cpu" or "cuda"; ignored when a driver is given.
-        driver: share one driver between tensors; None opens one for this tensor alone.
-        page_bytes: unit in which memory is mapped, a multiple of the driver's granularity, which is the
+        max_rows: rows to reserve addresses for. Addresses cost no memory, so be generous.
+        device: "cpu" or "cuda"; ignored if a driver is given.
+        driver: a driver to share between tensors; None opens one for this tensor alone.
+        page_bytes: size of the pages that are mapped, a multiple of the driver's granularity, which is the
             default (64 KiB on CPU, usually 2 MiB on CUDA).
 
-    New rows hold what the memory held, like `torch.empty`. Views stay valid while the tensor grows and keep
-    its memory alive, also after `close()` or garbage collection. Only `shrink` takes memory away from under
-    a view: reading rows that were cut off through an old view may kill the process.
+    New rows are uninitialised, as with `torch.empty`. Views stay valid while the tensor grows and keep its
+    memory alive, even after `close()` or garbage collection. Only `shrink` takes memory away from a view:
+    reading the rows that were cut off, through an old view, may kill the process.
 
-    Belongs to the process that made it: a forked child may close or drop it, without effect on the parent,
-    and gets `WrongProcess` for everything else. A view made before is still the parent's memory: writes
-    show there. Not thread-safe, as little as a list is. Raises `ArgumentError` (a `ValueError`) for
-    impossible sizes, `OutOfMemory` when there is no memory to grow into, `DriverUnavailable` where the device
-    has no virtual memory.
+    The tensor belongs to the process that made it. A forked child may close or drop it, without effect on
+    the parent; everything else raises `WrongProcess` there. A view made before the fork shows the parent's
+    memory: writes are seen there. Not thread-safe. Raises `ArgumentError` (a `ValueError`) for impossible
+    sizes, `OutOfMemory` if there is no memory to grow into, `DriverUnavailable` if the device has no virtual
+    memory.
     """
 
     def __init__(
@@ -186,17 +186,17 @@ class GrowableTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows there are."""
+        """Bytes of the current rows."""
         return self._rows * self.row_bytes
 
     @property
     def nbytes_mapped(self) -> int:
-        """Bytes of physical memory held: `nbytes` rounded up to pages."""
+        """Bytes of physical memory held: `nbytes` rounded up to whole pages."""
         return 0 if self._memory is None else self._memory.space.mapped_bytes
 
     @property
     def nbytes_reserved(self) -> int:
-        """Bytes of addresses held."""
+        """Bytes of reserved addresses."""
         return 0 if self._memory is None else self._memory.space.reserved_bytes
 
     @property
@@ -205,13 +205,13 @@ class GrowableTensor:
         return self._memory is None
 
     def close(self) -> None:
-        """Let go of the memory: it is given back at once, or with the last view. Idempotent."""
+        """Release the memory. It is given back at once, or when the last view dies. Idempotent."""
         self._rows = 0
         self._base = None
         self._memory = None
 
     def check(self) -> None:
-        """Prove that rows, pages and driver agree; raises AssertionError."""
+        """Raise AssertionError unless rows, pages and driver agree."""
         memory = self._open_memory()
         memory.pool.check()
         memory.space.check({})
@@ -274,7 +274,7 @@ def _device(device: Any) -> torch.device:
 
 def _open(device: torch.device, page_bytes: int | None) -> Driver:
     if device.type == "cpu" and page_bytes is not None:
-        # The largest granularity that the page is a multiple of; from 2 MiB on it brings huge pages.
+        # The largest granularity that divides the page. From 2 MiB on, the driver asks for huge pages.
         return open_driver(device, granularity=page_bytes & -page_bytes)
     return open_driver(device)
 

@@ -1,4 +1,4 @@
-"""What the engine asks of an attention implementation: plan once per step, then run for every layer."""
+"""The interface of an attention implementation: plan once per step, then run for every layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StepAttention(Protocol):
     """A step's attention: planned once, called for every layer."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Store k, v `[T, Hkv, D]` of the new tokens, then attend. q and the result `[T, Hq, D]`."""
+        """Store k and v `[T, Hkv, D]` of the new tokens, then attend. q and the result are `[T, Hq, D]`."""
 
 
 class StepTimer(ABC):
@@ -27,11 +27,14 @@ class StepTimer(ABC):
 
     @abstractmethod
     def timed(self, step: StepAttention) -> StepAttention:
-        """The same step, timed."""
+        """Wrap `step` so that its attention is timed."""
 
 
 def refuse_quantised(kv: KVCache, name: str, instead: str) -> None:
-    """Raise ConfigError if the cache is quantised: attention `name` reads no scales, `instead` does."""
+    """Raise ConfigError if the cache is quantised, for an attention `name` that can't read scales.
+
+    `instead` names implementations that can.
+    """
     if kv.shape.quantised:
         raise ConfigError(
             f"attention={name!r} reads no quantised KV (the cache holds {kv.shape.dtype}): use {instead}, or "
@@ -44,14 +47,14 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def check(self, kv: KVCache, device: torch.device) -> None:
-        """Raise ConfigError, with the reason, if this implementation can't run there on that memory."""
+        """Raise ConfigError, with the reason, if this implementation can't read `kv` or run on `device`."""
 
     def decode_graphs(
         self, model: nn.Module, kv: KVCache, *, num_heads: int, max_batch: int
     ) -> DecodeGraphs | None:
-        """Decode steps of `model` from captured graphs; None: this kind of attention can't be captured."""
+        """Captured graphs for the decode steps of `model`; None if this attention can't be captured."""
         return None
 
     @abstractmethod
     def plan(self, inputs: Any) -> StepAttention:
-        """Decide everything that depends on lengths and places. `inputs` is an `AttentionInputs`."""
+        """Decide everything that depends on lengths and addresses. `inputs` is an `AttentionInputs`."""

@@ -1,4 +1,4 @@
-"""A step's plan as device tensors: what kernels that read lengths and places from memory need.
+"""A step's plan as device tensors, for kernels that read lengths, slots and block tables from memory.
 
 batch        | decode decode decode | chunk ....... | chunk .... |
 tokens         0      1      2        3 . . . . . .   . . . . T
@@ -22,7 +22,7 @@ class DeviceInputs:
 
     num_decodes: int
     max_query_len: int
-    """Longest chunk behind the decodes; 0 if there is none."""
+    """Length of the longest chunk behind the decodes; 0 if there is none."""
     slot_mapping: Tensor
     """int64 `[T]`."""
     seq_lens: Tensor

@@ -1,4 +1,4 @@
-"""Which attention implementations can read which memory, by name."""
+"""Choose an attention implementation by name, among those that can read the memory at hand."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CHOICES: dict[type[AttentionInputs], dict[str, str]] = {
         "flex": "vattn.attention.flex:PagedFlex",
     },
 }
-"""Where each implementation is; imported when chosen, since Triton or flash-attn may be missing."""
+"""Name -> "module:class". A module is imported when chosen, since Triton or flash-attn may be missing."""
 
 
 def create_attention(name: str, kv: KVCache, device: torch.device) -> AttentionBackend:
-    """The implementation `name` for the memory of `kv`; "auto": Triton on CUDA, PyTorch's on CPU.
+    """The implementation `name` for the memory of `kv`. "auto" is Triton on CUDA and PyTorch on a CPU.
 
-    Raises ConfigError when there is none of that name for that memory, or it can't run here.
+    Raises ConfigError if no implementation of that name can read this memory, or if it can't run here.
     """
     choices = CHOICES[kv.reads]
     if name == "auto":

@@ -1,7 +1,7 @@
-"""flash-attn's own kernel on contiguous rows, when the package is installed: nothing is adapted but names.
+"""flash-attn's own kernel on contiguous rows, unchanged, if the package is installed.
 
-`flash_attn_with_kvcache` takes a cache `[slots, max_len, Hkv, D]` of any strides, the slot of each
-request (`cache_batch_idx`) and lengths (`cache_seqlens`): exactly what a row-based cache has.
+`flash_attn_with_kvcache` takes a cache `[slots, max_len, Hkv, D]` with any strides, the slot of each request
+(`cache_batch_idx`) and lengths (`cache_seqlens`). A cache of rows has exactly these.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _FlashStep:
         inputs = self._inputs
         store_kv(self._flat[layer], inputs.slot_mapping, k, v)
         n, chunks = inputs.num_decodes, range(inputs.num_decodes, len(self._cu) - 1)
-        # Decodes in one call; each chunk in its own, since queries of a call are equally long.
+        # All decodes take one call. Each chunk takes its own, since all queries of a call have one length.
         runs = [(slice(0, n), slice(0, n))] if n else []
         runs += [(slice(self._cu[b], self._cu[b + 1]), slice(b, b + 1)) for b in chunks]
         outs = []

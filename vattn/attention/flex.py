@@ -1,9 +1,9 @@
 """PyTorch's FlexAttention, unchanged: on a view of each row, or on the block pool through a BlockMask.
 
-On CUDA it is compiled, once per shape class (lengths are dynamic); on CPU PyTorch's own unfused form
-runs, which materialises scores and is there for correctness only.
+On CUDA it is compiled, once per shape class (lengths are dynamic). On a CPU PyTorch's own unfused form runs;
+it materialises scores and is there for correctness only.
 
-    paged   keys are the WHOLE pool, and the mask says which blocks are whose and in what order:
+    paged   the keys are the WHOLE pool, and the mask says which blocks a request has, in which order:
             kv index in the pool -> block -> position in the request (or none)
 """
 
@@ -27,7 +27,7 @@ class FlexAttention(AttentionBackend):
     """What both memories share: the compiled function and the loop over requests."""
 
     instead: ClassVar[str]
-    """Names of implementations that read what this one doesn't, for errors."""
+    """Names of implementations that can read quantised KV, for error messages."""
 
     def check(self, kv: KVCache, device: torch.device) -> None:
         refuse_quantised(kv, "flex", self.instead)
@@ -52,7 +52,7 @@ class FlexAttention(AttentionBackend):
 
 
 class _Step:
-    """One mask and one key range per request, made once and used by every layer."""
+    """A step with one mask and one range of keys per request, made once and used by every layer."""
 
     def __init__(self, backend: FlexAttention, inputs: AttentionInputs) -> None:
         self._backend = backend
@@ -62,7 +62,7 @@ class _Step:
         self._masks: list[BlockMask] = []
 
     def keys(self, layer: int, b: int) -> Tensor:
-        """`[2, N, Hkv, D]` that request b's mask speaks of."""
+        """Keys and values `[2, N, Hkv, D]` to which the mask of request b refers."""
         raise AssertionError("of the subclasses")
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -75,7 +75,7 @@ class _Step:
 
 
 class ContiguousFlex(FlexAttention):
-    """FlexAttention on each row exactly as it lies."""
+    """FlexAttention on a view of each row."""
 
     instead = "'triton' or 'sdpa'"
 
@@ -97,7 +97,7 @@ class _ContiguousStep(_Step):
 
 
 class PagedFlex(FlexAttention):
-    """FlexAttention on the block pool, through a mask made of the block table."""
+    """FlexAttention on the block pool, through a mask made from the block table."""
 
     instead = "'triton' or 'gather'"
 
@@ -118,7 +118,7 @@ class _PagedStep(_Step):
 
 
 def _causal(new: int, total: int, device: torch.device) -> BlockMask:
-    """The last `new` of `total` tokens, each seeing itself and what came before."""
+    """The causal mask of the last `new` of `total` tokens."""
     before = total - new
 
     def visible(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def _causal(new: int, total: int, device: torch.device) -> BlockMask:
 
 
 def _paged_causal(new: int, total: int, table: Tensor, num_blocks: int, block_size: int) -> BlockMask:
-    """The same over the pool: a block that is not in `table` is visible to nobody."""
+    """The same mask over the pool. Blocks that are not in `table` are not visible."""
     before = total - new
     order = torch.full((num_blocks,), -1, device=table.device)
     order[table] = torch.arange(len(table), device=table.device)

@@ -1,14 +1,14 @@
-"""Decode steps from captured graphs: one launch for a whole forward pass.
+"""Decode steps as captured graphs: one launch runs a whole forward pass.
 
-A graph replays the same kernels on the same addresses, so everything a step may vary lies in buffers that
-the graph reads: tokens, positions, where to store, lengths, slots or block tables, the split plan. KV
-addresses never change, so a graph stays valid as ranges grow; no driver call happens inside a capture.
+A graph replays the same kernels on the same addresses. So everything that differs between steps is in buffers
+that the graph reads: tokens, positions, where to store, lengths, slots or block tables, the split plan. KV
+addresses never change, so a graph stays valid as requests grow. No driver call happens inside a capture.
 
     batch of 5   | r0 | r1 | r2 | r3 | r4 | pad | pad | pad |    graph for 8
-    seq_lens       17    3   44    9    2     0     0     0      0: reads nothing, yields zeros
+    seq_lens       17    3   44    9    2     0     0     0      0: reads nothing, result is zero
     slot_mapping   ..   ..   ..   ..   ..    -1    -1    -1      -1: stores nothing
 
-Padding rows neither read nor write, so no memory has to be kept for them.
+Padding rows neither read nor write KV, so they need no KV memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vattn.kernels.split import SplitBuffers, SplitPlan
 from vattn.kv.base import AttentionInputs
 
 MAX_SPLITS = 16
-"""Splits a graph's grid allows each request, for a batch of one; larger batches fill the device without."""
+"""Upper bound on the splits per request in a graph's grid. Large batches fill the device without splits."""
 
 
 def padded_sizes(largest: int) -> list[int]:
@@ -42,26 +42,26 @@ class PackedTokens(Protocol):
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """`[T]`; 0 where the token is pending."""
+        """`[T]` token ids; 0 for a pending token, whose id is not on the host yet."""
 
     @property
     def positions(self) -> Sequence[int]:
-        """`[T]`."""
+        """`[T]` positions of the tokens in their requests."""
 
     @property
     def pending(self) -> Sequence[tuple[int, int]]:
-        """(index in the tokens, row in the step in flight) of pending tokens."""
+        """Pending tokens, as pairs: index in `token_ids`, row in the step in flight that computes it."""
 
 
 class Capturable(Protocol):
-    """Attention made of kernels whose launches can be captured."""
+    """An attention implementation whose kernel launches can be captured."""
 
     @property
     def programs(self) -> int:
-        """Programs the device runs at a time."""
+        """Number of kernel programs that the device runs at a time."""
 
     def split_plan(self, seq_lens: list[int], kv_heads: int, num_splits: int | None = None) -> SplitPlan:
-        """How to split long requests of a step."""
+        """The plan that splits the long requests of a step."""
 
     def graph_step(
         self,
@@ -71,15 +71,15 @@ class Capturable(Protocol):
         plan: SplitPlan,
         splits: SplitBuffers | None,
     ) -> StepAttention:
-        """A step that reads everything from `inputs` and `splits`, whose contents may change."""
+        """A step that reads everything from `inputs` and `splits`. Their contents may change later."""
 
 
 class Capture(ABC):
-    """How a forward pass is recorded and run again."""
+    """A way to record a forward pass and to run it again."""
 
     @abstractmethod
     def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Returns what replays `forward` on the same buffers and gives its result."""
+        """Return a function that replays `forward` on the same buffers and returns its result."""
 
 
 class CudaGraphCapture(Capture):
@@ -97,7 +97,7 @@ class CudaGraphCapture(Capture):
                 forward()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # "thread_local": the mapper's thread may map pages meanwhile, which touches nothing captured here.
+        # "thread_local": the mapper's thread may map pages meanwhile, which does not affect the capture.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = forward()
 
@@ -109,7 +109,7 @@ class CudaGraphCapture(Capture):
 
 
 class EagerCapture(Capture):
-    """Runs the pass anew each time: the same buffers and padding, where there is no graph to capture."""
+    """Runs the pass anew each time, with the same buffers and padding, on a device without graphs."""
 
     def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
         return forward
@@ -121,9 +121,9 @@ class _Graph(NamedTuple):
 
 
 class DecodeGraphs:
-    """Captured decode passes of a model, one per padded batch size, made when first needed.
+    """Captured decode passes of a model, one per padded batch size. Each is captured when first needed.
 
-    `place_width`: entries of a request's block table at most; 0 for slots.
+    `place_width`: maximum number of blocks in a request's block table; 0 for slots.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class DecodeGraphs:
         self._graphs: dict[int, _Graph] = {}
 
     def fits(self, inputs: AttentionInputs) -> bool:
-        """True for a step of decodes alone, not larger than the largest graph."""
+        """Whether a step holds only decodes, and no more than the largest graph has rows."""
         return inputs.decode_only and 0 < len(inputs.seq_lens) <= self.sizes[-1]
 
     def run(self, packed: PackedTokens, inputs: AttentionInputs, last_tokens: Tensor | None) -> Tensor:
@@ -174,7 +174,7 @@ class DecodeGraphs:
         return graph.replay()[: len(inputs.seq_lens)]
 
     def _record(self, size: int) -> _Graph:
-        """Capture the pass for `size` rows, all of them padding while it is captured."""
+        """Capture the pass for `size` rows. All rows are padding during the capture."""
         self._slot_mapping.fill_(-1)
         self._seq_lens.zero_()
         kv_heads, head_dim = self.kv.shape[4:]
@@ -210,7 +210,7 @@ class DecodeGraphs:
     def _fill(
         self, size: int, packed: PackedTokens, inputs: AttentionInputs, last_tokens: Tensor | None
     ) -> None:
-        """Write a step into the buffers; rows behind it become padding."""
+        """Write a step into the buffers. The rows behind it become padding."""
         n = len(inputs.seq_lens)
 
         def write(buffer: Tensor, values: Sequence[int] | np.ndarray | Tensor, padding: int) -> None:

@@ -1,11 +1,11 @@
-"""CPU attention over an 8-bit cache: one layer's keys and values are widened into a buffer, then SDPA.
+"""CPU attention over an 8-bit cache: widen one layer's keys and values into a buffer, then run SDPA.
 
     cache (int8 or float8)   | r0: n0 tokens .... |  | r1: n1 tokens . |       and their scales
                                        |                    |
-    buffer, of the step      | r0 ............... | r1 ............... |      [2, Hkv, n0 + n1 + …, D]
+    buffer of the step       | r0 ............... | r1 ............... |      [2, Hkv, n0 + n1 + …, D]
 
-New tokens are stored first and read back like all others: what a token attends to is the same in the step
-that computes it and in every later one.
+New tokens are stored first and read back like all others. So a token has the same rounded K and V in the step
+that computes it as in every later step.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from vattn.kv.base import AttentionInputs, ContiguousInputs, PagedInputs
 
 
 class QuantisedStep(ABC):
-    """A step over any 8-bit cache; where keys are is the subclasses' business."""
+    """A step over an 8-bit cache. Subclasses know where keys and values are."""
 
     def __init__(self, inputs: AttentionInputs, spans: list[tuple[int, int]], tokens: int) -> None:
-        """`spans`: first token in the buffer and length of each request; `tokens`: of the buffer."""
+        """`spans`: for each request, its first token in the buffer and its length.
+
+        `tokens`: size of the buffer.
+        """
         assert inputs.scales is not None
         self._inputs = inputs
         self._spans = spans
@@ -44,7 +47,7 @@ class QuantisedStep(ABC):
         kv, scales = self._kv[layer], self._scales[layer]
         flat = scales.flatten(1, 2) if self._per_token else scales
         store_quantised(kv.flatten(1, 2), flat, self._slot_mapping, k, v, per_token=self._per_token)
-        if self._buffer is None:  # the first layer says what numbers the model computes with
+        if self._buffer is None:  # the first layer shows the dtype the model computes in
             shape = (2, kv.shape[3], self._tokens, kv.shape[4])
             self._buffer = torch.empty(shape, dtype=q.dtype, device=q.device)
             self._runs = cut(self._inputs.cu_seqlens, self._inputs.seq_lens, q.dtype, q.device)
@@ -59,7 +62,7 @@ class QuantisedStep(ABC):
 
 
 class ContiguousQuantisedStep(QuantisedStep):
-    """Each request's row, as it lies."""
+    """A step over contiguous rows, one per request."""
 
     def __init__(self, inputs: ContiguousInputs) -> None:
         ends = [0]
@@ -76,7 +79,7 @@ class ContiguousQuantisedStep(QuantisedStep):
 
 
 class GatherQuantisedStep(QuantisedStep):
-    """The blocks of all requests, gathered with their scales; the buffer holds whole blocks."""
+    """A step over blocks: gathers all blocks with their scales into a buffer of whole blocks."""
 
     def __init__(self, inputs: PagedInputs) -> None:
         size, spans, first = inputs.block_size, [], 0
@@ -89,7 +92,7 @@ class GatherQuantisedStep(QuantisedStep):
 
     def load(self, kv: Tensor, scales: Tensor, buffer: Tensor) -> None:
         _, blocks, size, heads, dim = kv.shape
-        # All bytes of a token, scales and padding too, as one run: the pool is dense, blocks are copied.
+        # View all bytes of a token, scales and padding too, as one run, so that one copy gathers a block.
         unit = kv.stride(0) // (blocks * size)
         strides = (blocks * size * unit, size * unit, unit, 1)
         units = kv.view(torch.int8).as_strided((2, blocks, size, unit), strides)

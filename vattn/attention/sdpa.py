@@ -12,7 +12,7 @@ from vattn.kv.base import ContiguousInputs, KVCache, PagedInputs
 
 
 class ContiguousSdpa(AttentionBackend):
-    """SDPA on each row exactly as it lies; it never hears of pages. Runs anywhere."""
+    """SDPA on a view of each row. It knows nothing of pages. Runs anywhere."""
 
     def check(self, kv: KVCache, device: torch.device) -> None:
         pass
@@ -22,7 +22,7 @@ class ContiguousSdpa(AttentionBackend):
 
 
 class GatherSdpa(AttentionBackend):
-    """Gather the blocks of the whole batch, then the same SDPA on the copies. Runs anywhere."""
+    """SDPA on copies: gathers the blocks of the whole batch first. Runs anywhere."""
 
     def check(self, kv: KVCache, device: torch.device) -> None:
         pass

@@ -24,12 +24,12 @@ PROGRAMS_PER_SM = 2
 class TritonAttention(AttentionBackend):
     """The kernels of `vattn.kernels`, on a GPU or in Triton's interpreter.
 
-    The two modules differ in nothing but how they are told where keys and values lie.
+    The two kernel modules differ only in how they are told where keys and values lie.
     """
 
     kernels: ModuleType
     place: str
-    """Name of the argument that says where: slots or a block table."""
+    """Name of the kernel argument that says where keys and values lie: slots or block_table."""
 
     def check(self, kv: KVCache, device: torch.device) -> None:
         if device.type != "cuda" and not interpreted():
@@ -40,7 +40,7 @@ class TritonAttention(AttentionBackend):
 
     @cached_property
     def programs(self) -> int:
-        """Programs the device runs at a time; a guess in the interpreter."""
+        """Number of kernel programs that the device runs at a time; a guess in the interpreter."""
         if not torch.cuda.is_available():
             return 8
         return PROGRAMS_PER_SM * torch.cuda.get_device_properties().multi_processor_count
@@ -80,7 +80,7 @@ class TritonAttention(AttentionBackend):
 
 
 class ContiguousTriton(TritonAttention):
-    """Kernels that never say block."""
+    """Kernels that read contiguous rows, by slot."""
 
     kernels = contiguous
     place = "slots"
@@ -103,7 +103,10 @@ class PagedTriton(TritonAttention):
 
 
 class TritonStep:
-    """One step; `scales` as in `AttentionInputs`. `splits` given: a captured graph's, whose plan it is."""
+    """One step. `scales` is as in `AttentionInputs`.
+
+    `splits`: buffers of a captured graph, which hold its plan; None if the step is not captured.
+    """
 
     def __init__(
         self,
@@ -122,7 +125,7 @@ class TritonStep:
         self._splits = splits
 
     def _split_buffers(self, q: Tensor) -> SplitBuffers | None:
-        """Workspace of split decode, made by the first layer and used by all; None: one split, no sum."""
+        """Workspace of split decode, made by the first layer and used by all. None if there is one split."""
         if self._splits is None and self._plan.num_splits > 1:
             self._splits = SplitBuffers(
                 self._inputs.num_decodes, q.shape[1], q.shape[2], self._plan, q.device
