@@ -4,7 +4,7 @@
     python examples/virtual_cache.py --model NAME         a folder or a model of the Hub
     python examples/virtual_cache.py --tiny               random weights: no text worth reading, in a second
 
-A long prompt is computed once; every question goes on from a copy of it.
+A long prompt is computed once. Each question continues from a copy of it.
 """
 
 from __future__ import annotations
