@@ -1,8 +1,8 @@
-"""`VirtualCache`, for anyone who calls transformers' `generate`: KV that grows in place.
+"""`VirtualCache`: a KV cache for transformers' `generate` that grows in place.
 
-layout.py    which ranges of addresses a layer has, and the strides over them
+layout.py    the address ranges of a layer, and the strides over them
 source.py    driver and page pool of a device
-tape.py      tokens in ranges that grow (`Tape`) or turn (`Ring`)
+tape.py      tokens in ranges that grow (`Tape`) or wrap around (`Ring`)
 layers.py    full attention
 sliding.py   sliding windows
 moves.py     reordering a batch in place

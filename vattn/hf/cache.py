@@ -22,29 +22,31 @@ _LAYERS_UNKNOWN = 32  # to choose a page size when no config says
 
 
 class VirtualCache(DynamicCache):  # type: ignore[misc]  # transformers is untyped
-    """A drop-in for `DynamicCache`: same answers, no copy of the past, no memory reserved for the future.
+    """A drop-in for `DynamicCache`. Results are the same, but it never copies past tokens or reserves memory.
 
         model.generate(**inputs, past_key_values=VirtualCache(model.config))
 
     Args:
-        config: the model's; says which layers slide. None: every layer keeps every token.
-        max_len: most tokens, prompt and output; addresses are reserved for them, memory is not. Default:
-            the config's `max_position_embeddings`.
+        config: the model's config. It says which layers have sliding windows. None: every layer keeps every
+            token.
+        max_len: maximum number of tokens, prompt and output. Addresses are reserved for them, memory is not.
+            Default: the config's `max_position_embeddings`.
         layout: `"heads"` (dense heads, a page of slack in each), `"tokens"` (a page of slack for a whole
             layer) or `"auto"`: the first on CPU, the second on CUDA. See docs/hf.md.
-        page_bytes: what a range of addresses grows by, a multiple of the driver's granularity. Default: see
-            docs/hf.md.
-        driver: virtual memory driver to map with, which stays the caller's; default: one of its own for
-            every device the model computes on.
+        page_bytes: bytes by which an address range grows, a multiple of the driver's granularity. Default:
+            see docs/hf.md.
+        driver: virtual memory driver to map with; the caller must close it. Default: the cache opens its own
+            driver for every device that the model computes on.
 
-    Memory comes with the first tokens, page by page, and goes back with `crop`, `reset` and when the cache
-    is garbage. Views from `update`, `keys` and `values` stay readable as long as they are held, also after
-    all of these; what they show changes when the cache is cropped and written again, or reordered.
+    Memory is mapped page by page as tokens arrive. `crop`, `reset` and garbage collection give it back. Views
+    from `update`, `keys` and `values` stay readable as long as they are held, even after these calls. Their
+    content changes if the cache is cropped and written again, or reordered.
 
-    It belongs to the process that made it: a forked child may drop it and gets `WrongProcess` otherwise.
+    The cache belongs to the process that made it. A forked child may drop it; any other use there raises
+    `WrongProcess`.
 
-    Raises `ConfigError` for wrong arguments, `UnsupportedModel` for layers it cannot hold (linear attention
-    and other recurrent states, indexed sparse attention) by name.
+    Raises `ConfigError` for wrong arguments, and `UnsupportedModel`, with the layer's name, for layers that
+    it can't hold (linear attention and other recurrent states, indexed sparse attention).
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class VirtualCache(DynamicCache):  # type: ignore[misc]  # transformers is untyp
             Cache.__init__(self, layers=[_virtual(layer, arena) for layer in choice])
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Sequence i of every layer becomes what sequence `beam_idx[i]` was."""
+        """Replace sequence i of every layer by the old sequence `beam_idx[i]`."""
         rows = beam_idx.tolist()  # one wait for the device, not one per layer
         for layer in self._virtual_layers():
             layer.reorder(rows)
@@ -85,21 +87,21 @@ class VirtualCache(DynamicCache):  # type: ignore[misc]  # transformers is untyp
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tokens held, by all layers."""
+        """Bytes of the tokens that all layers hold."""
         return sum(layer.nbytes for layer in self._virtual_layers())
 
     @property
     def nbytes_mapped(self) -> int:
-        """Bytes of physical memory mapped for them."""
+        """Bytes of physical memory mapped for these tokens."""
         return sum(layer.nbytes_mapped for layer in self._virtual_layers())
 
     @property
     def nbytes_reserved(self) -> int:
-        """Bytes of addresses reserved."""
+        """Bytes of reserved addresses."""
         return sum(layer.nbytes_reserved for layer in self._virtual_layers())
 
     def check(self) -> None:
-        """Prove that tokens, pages and driver agree; raises AssertionError."""
+        """Raise AssertionError unless tokens, pages and driver agree."""
         for layer in self._virtual_layers():
             layer.check()
 
@@ -118,7 +120,7 @@ _DUMMY = getattr(cache_utils, "DummyLayer", None)
 
 
 def _supported(layers: list[Any]) -> list[Any]:
-    """The layers transformers would use, if there is one of ours for each."""
+    """The layers that transformers would use. Raises UnsupportedModel if we have no match for one."""
     for index, layer in enumerate(layers):
         kind = type(layer)
         if kind not in (DynamicLayer, DynamicSlidingWindowLayer, _DUMMY):
@@ -130,7 +132,7 @@ def _supported(layers: list[Any]) -> list[Any]:
 
 
 def _virtual(layer: Any, arena: Arena) -> Any:
-    """The layer of ours that stands for one of transformers'."""
+    """Our replacement for one of transformers' layers."""
     if type(layer) is DynamicLayer:
         return VirtualLayer(arena)
     if type(layer) is DynamicSlidingWindowLayer:

@@ -1,7 +1,7 @@
 """The layers of a `VirtualCache`: transformers' dynamic layers, with memory that grows in place.
 
-What a layer is asked is what transformers asks `DynamicLayer`, and the answers are the same numbers. The
-difference: `update` writes only the new tokens, and the tensors it returns are views of one address.
+A layer has the interface of transformers' `DynamicLayer` and returns the same numbers. The difference is that
+`update` writes only the new tokens, and that the tensors it returns are views of memory that never moves.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from vattn.hf.tape import Tape
 
 
 class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
-    """Every token is kept: a layer with full attention.
+    """A layer with full attention, which keeps every token.
 
-    `keys` and `values` are the tokens so far, `[batch, heads, tokens, dim]`, None before the first update.
+    `keys` and `values` hold the tokens so far, `[batch, heads, tokens, dim]`; None before the first update.
     """
 
     def __init__(self, arena: Arena, **kwargs: Any) -> None:
@@ -35,7 +35,7 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
 
     @property
     def _tape(self) -> Tape | None:
-        """The memory; None before the first token. Raises WrongProcess in a forked child."""
+        """The layer's memory; None before the first token. Raises WrongProcess in a forked child."""
         if self._memory is not None:
             self._memory.owner.require()
         return self._memory
@@ -47,7 +47,7 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     # Tokens
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Reserve addresses for states of this batch, heads, dims and dtypes; no memory yet."""
+        """Reserve addresses for states of this batch, heads, dims and dtypes. Maps no memory yet."""
         self.device, self.dtype = key_states.device, key_states.dtype
         self.batch_size = key_states.shape[0]
         plan = self._arena.plan(key_states, value_states)
@@ -60,9 +60,10 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append states `[batch, heads, new tokens, dim]`; returns views of all keys and all values.
 
-        Raises `CapacityError` beyond `max_len`, `OutOfMemory` when there is no memory to grow into,
-        `ConfigError` for states of another shape and `VattnError` under autograd. The layer is then as it
-        was; where memory ran out, layers before it hold the new tokens already: `crop(length)` the cache.
+        Raises `CapacityError` beyond `max_len`, `OutOfMemory` if there is no memory to grow into,
+        `ConfigError` for states of another shape and `VattnError` under autograd. The layer is then
+        unchanged. After `OutOfMemory`, earlier layers already hold the new tokens: call `crop(length)` on the
+        cache.
         """
         if torch.compiler.is_compiling():
             states: tuple[torch.Tensor, torch.Tensor] = _outside_graph(self, key_states, value_states)
@@ -84,11 +85,11 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         return tape.keys(0, end), tape.values(0, end)
 
     def get_seq_length(self) -> int:
-        """Tokens so far."""
+        """Number of tokens so far."""
         return self._length
 
     def get_max_length(self) -> int:
-        """Most tokens: `max_len`."""
+        """Maximum number of tokens: `max_len`."""
         return self._arena.max_len
 
     @property
@@ -112,9 +113,9 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     # Fewer tokens
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drop the last `-tokens_to_remove` tokens, or, if it is positive, all but the first so many.
+        """Drop the last `-tokens_to_remove` tokens. A positive number is how many first tokens to keep.
 
-        Pages that only they used are given back, later if somebody still holds a view of this layer.
+        Pages that only the dropped tokens used are given back once no view of this layer is held.
         """
         if self._tape is None or not self.is_initialized:
             return
@@ -126,16 +127,16 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         self._tape.cut(kept)
 
     def reset(self) -> None:
-        """Forget every token and give all memory back. The addresses stay, unless somebody holds a view."""
+        """Forget every token and give all memory back. The addresses stay, unless a view is still held."""
         self._length = self._held = 0
         self.is_initialized = False
         if self._tape is not None and not self._tape.cut(0):
-            self._tape = None  # goes with the last view
+            self._tape = None  # freed with the last view
 
     # The batch
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Sequence i becomes what sequence `beam_idx[i]` was. In place: only sequences that change move."""
+        """Replace sequence i by the old sequence `beam_idx[i]`. Only changed sequences are copied."""
         self.reorder(beam_idx.tolist())
 
     def reorder(self, rows: Sequence[int]) -> None:
@@ -151,12 +152,12 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
             apply_moves(states, moves)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every sequence `repeats` times in a row, at another address."""
+        """Repeat every sequence `repeats` times in a row. Moves to other addresses."""
         if self._held and repeats != 1:
             self._rebatch([row for row in range(self.batch_size) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep the sequences at `indices`, at another address."""
+        """Keep the sequences at `indices`. Moves to other addresses."""
         if self._held:
             rows = torch.arange(self.batch_size)[_on_cpu(indices)].tolist()
             if rows != list(range(self.batch_size)):
@@ -166,26 +167,26 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tokens held."""
+        """Bytes of the tokens that the layer holds."""
         return 0 if self._tape is None else self._held * self._tape.plan.token_bytes
 
     @property
     def nbytes_mapped(self) -> int:
-        """Bytes of memory held: less than `page_bytes` more than `nbytes`."""
+        """Bytes of mapped memory. It exceeds `nbytes` by less than `page_bytes`."""
         return 0 if self._tape is None else self._tape.nbytes_mapped
 
     @property
     def nbytes_reserved(self) -> int:
-        """Bytes of addresses held."""
+        """Bytes of reserved addresses."""
         return 0 if self._tape is None else self._tape.nbytes_reserved
 
     @property
     def page_bytes(self) -> int:
-        """What this layer grows by: a driver page in each of its ranges; 0 before the first update."""
+        """Bytes by which this layer grows: a driver page in each of its ranges. 0 before the first update."""
         return 0 if self._tape is None else self._tape.page_bytes
 
     def check(self) -> None:
-        """Prove that tokens, pages and driver agree; raises AssertionError."""
+        """Raise AssertionError unless tokens, pages and driver agree."""
         if self._tape is not None:
             assert self._held <= self._length and self.nbytes <= self.nbytes_mapped
             self._tape.check()
@@ -202,7 +203,7 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     def __getstate__(self) -> dict[str, Any]:
         saved = None
         if self._tape is not None:
-            # Clones: with a view all the addresses around it would be saved.
+            # Clone, because saving a view would save the whole address range around it.
             saved = (
                 self._tape.plan,
                 *(view if view is None else view.clone() for view in (self.keys, self.values)),
@@ -231,7 +232,7 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         return Tape(self._arena.source(plan), plan, self._arena.max_len)
 
     def _accept(self, key_states: torch.Tensor, value_states: torch.Tensor) -> Tape:
-        """Check states against the plan before anything is touched."""
+        """Check states against the plan before anything is changed."""
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
             raise VattnError(
                 "VirtualCache writes in place, which autograd cannot follow: wrap the call in "
@@ -285,7 +286,7 @@ class VirtualLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         return copied
 
     def _adopt(self, plan: Plan, keys: torch.Tensor | None, values: torch.Tensor | None) -> None:
-        """Hold these tokens in memory of its own; the counters are set already."""
+        """Copy these tokens to new memory. The counters are already set."""
         self._tape = self._new_tape(plan)
         if self._held and keys is not None and values is not None:
             self._write(self._tape, keys, values)

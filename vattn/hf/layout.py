@@ -1,17 +1,17 @@
-"""Where the K and V of one layer lie: ranges of addresses that grow together, and strides over them.
+"""Places the K and V of one layer in address ranges that grow together, with strides over them.
 
-transformers wants `[batch, heads, tokens, dim]`. Two ways to have it grow along tokens without a copy:
+transformers needs `[batch, heads, tokens, dim]`. There are two ways to grow it along tokens without a copy:
 
-    heads    one range per K or V, sequence and head: each head is dense, as in a tensor of its own
+    heads    one range per K or V, sequence and head: each head is dense, as in its own tensor
              K  s0 h0  | t0 t1 t2 …            2 x batch x heads ranges; a layer grows by a page in each
              K  s0 h1  | t0 t1 t2 …
              V  s1 h1  | t0 t1 t2 …
     tokens   one range for the whole layer: a token's K and V of every sequence and head together
              | t0: K s0h0 s0h1 s1h0 s1h1  V s0h0 …  | t1: K …      a layer grows by one page
 
-Attention reads a head front to back. On a CPU with 4 KiB pages the dense form is 1.3 to 2 times faster to
-read; on a GPU both read alike, and a driver page of 2 MiB in every range would be mostly air. Hence `heads`
-on CPU and `tokens` on CUDA.
+Attention reads a head from front to back. On a CPU with 4 KiB pages, reading the dense form is 1.3 to 2 times
+faster. On a GPU both are equally fast, and a driver page of 2 MiB in every range would be mostly empty. So
+the default is `heads` on CPU and `tokens` on CUDA.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Part(NamedTuple):
         return self.batch, self.heads, tokens, self.dim
 
     def accepts(self, states: torch.Tensor) -> bool:
-        """Whether states could be written here."""
+        """True if these states can be written here."""
         batch, heads, _, dim = states.shape
         return batch == self.batch and heads == self.heads and dim == self.dim and states.dtype is self.dtype
 
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The whole layer. `ranges` holds the bytes a token takes in each range."""
+    """The layout of a whole layer. `ranges` holds the bytes that a token takes in each range."""
 
     device: torch.device
     key: Part
@@ -71,7 +71,7 @@ class Plan(NamedTuple):
         return sum(self.ranges)
 
     def accepts(self, key: torch.Tensor, value: torch.Tensor) -> bool:
-        """Whether these states could be appended."""
+        """True if these states can be appended."""
         return self.key.accepts(key) and self.value.accepts(value) and key.shape[2] == value.shape[2]
 
 

@@ -11,17 +11,17 @@ SPARE = -1  # a row outside the batch, to break cycles
 
 
 def plan_moves(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Copies (to, from), in order, after which row i holds what row `rows[i]` held.
+    """Plan copies (to, from), in order, after which row i holds what row `rows[i]` held before.
 
-    A row is overwritten only when no later copy reads it; what goes round in a circle is parked in `SPARE`
-    first. Beam search rarely needs that: a beam that branches leaves another one behind.
+    A row is overwritten only if no later copy reads it. To break a cycle, one row is first copied to `SPARE`.
+    Beam search rarely needs that, because a beam that forks replaces another one.
     """
     source = {row: read for row, read in enumerate(rows) if row != read}
     readers = Counter(source.values())
     free = [row for row in source if not readers[row]]
     moves: list[tuple[int, int]] = []
     while source:
-        if not free:  # only circles are left
+        if not free:  # only cycles are left
             row = next(iter(source))
             moves.append((SPARE, row))
             reader = next(other for other, read in source.items() if read == row)
@@ -38,7 +38,7 @@ def plan_moves(rows: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def apply_moves(states: torch.Tensor, moves: Sequence[tuple[int, int]]) -> None:
-    """Carry the moves out on dimension 0."""
+    """Apply the moves along dimension 0."""
     spare: torch.Tensor | None = None
     for row, read in moves:
         if row == SPARE:

@@ -1,4 +1,4 @@
-"""A layer with a sliding window: a ring of pages, mapped twice so that the window is always one piece."""
+"""A layer with a sliding window. Its ring of pages is mapped twice, so that the window is contiguous."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from vattn.hf.tape import Ring, Tape
 
 
 class VirtualSlidingLayer(VirtualLayer, DynamicSlidingWindowLayer):  # type: ignore[misc]
-    """The last `sliding_window - 1` tokens are kept, as in `DynamicSlidingWindowLayer`.
+    """Keeps the last `sliding_window - 1` tokens, as `DynamicSlidingWindowLayer` does.
 
-    Memory: pages for `sliding_window` tokens, mapped as the window fills and then reused for ever, however
-    long the text. While the past is recorded (assisted decoding crops), the tokens since the last `crop` are
-    kept too and the ring is as large as they need, at most twice what they need.
+    Memory: pages for `sliding_window` tokens. They are mapped as the window fills and then reused, however
+    long the text is. While the past is recorded (assisted decoding crops), the tokens since the last `crop`
+    are kept too. The ring then has at least the size that they need, and at most twice that.
 
-    Updates of more tokens than the ring holds (prompts, large chunks) are answered with the states
-    themselves, or joined with the window in a tensor of their own.
+    An update with more tokens than the ring holds (a prompt, a large chunk) returns the states themselves, or
+    a new tensor that joins them with the window.
     """
 
     def __init__(self, arena: Any, sliding_window: int) -> None:
         super().__init__(arena, sliding_window=sliding_window)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Reserve addresses, twice those of the window."""
+        """Reserve twice the addresses of the window."""
         super().lazy_initialization(key_states, value_states)
         # What transformers hands on where it splits a cache over processes.
         self._sliding_window_tensor: torch.Tensor = self._sliding_window_tensor.to(self.device)
 
     @property
     def cumulative_length(self) -> int:
-        """Tokens so far, also those that slid out."""
+        """Number of tokens so far, including those that left the window."""
         return self._length
 
     @cumulative_length.setter
@@ -42,7 +42,7 @@ class VirtualSlidingLayer(VirtualLayer, DynamicSlidingWindowLayer):  # type: ign
         self._length = length
 
     def get_max_length(self) -> int:
-        """The window, as transformers says it; the text may be longer."""
+        """The window size, as in transformers. The text may be longer."""
         return int(self.sliding_window)
 
     def _append(
@@ -69,7 +69,7 @@ class VirtualSlidingLayer(VirtualLayer, DynamicSlidingWindowLayer):  # type: ign
     def _append_much(
         self, tape: Tape, key_states: torch.Tensor, value_states: torch.Tensor, held: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """More than the ring holds: keep the last ones, return all."""
+        """Append more tokens than the ring holds. Keeps the last ones and returns all."""
         states = key_states, value_states
         start, end = self._length, self._length + key_states.shape[-2]
         tape.fit(end)

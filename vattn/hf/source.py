@@ -1,4 +1,4 @@
-"""Where the layers of one cache get addresses and memory from: a driver and a page pool per device."""
+"""Gives the layers of a cache their addresses and memory. Each device has a driver and a page pool."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MAPPINGS = 32 << 10
 
 
 class Source(NamedTuple):
-    """Shared by the layers of a cache on one device."""
+    """The driver and page pool that the layers of a cache on one device share."""
 
     driver: Driver
     pool: PagePool
 
 
 class Arena:
-    """Opens a `Source` when the first layer of a device knows what it will hold.
+    """Opens a `Source` for a device when the first layer there knows what it will hold.
 
     Args:
         layout: `"heads"`, `"tokens"`, or `"auto"`: the first on CPU, the second on CUDA.
@@ -56,7 +56,7 @@ class Arena:
         self._sources: dict[torch.device, Source] = {}
 
     def plan(self, key: torch.Tensor, value: torch.Tensor) -> Plan:
-        """How states like these are laid out on their device."""
+        """Plan the layout of states like these on their device."""
         if key.dim() != 4 or key.shape[:3] != value.shape[:3] or 0 in (*key.shape[:2], key.shape[3]):
             raise ConfigError(
                 f"states must be [batch, heads, tokens, dim] of at least one number, and keys like values; "

@@ -1,4 +1,4 @@
-"""A layer's tokens, one after the other in ranges that grow: `Tape` without end, `Ring` over a window.
+"""Stores a layer's tokens in order: a `Tape` grows without end, a `Ring` keeps a window.
 
     Tape   range  | t0 t1 t2 t3 t4 … t8 |  .   .   .  |        addresses for every token there may be
                     ▓▓▓▓ ▓▓▓▓ ▓▓▓▓ ▓▓▓▓                        pages mapped as tokens need them
@@ -7,7 +7,8 @@
                     ▓0▓▓ ▓1▓▓ ▓2▓▓ ▓3▓▓     ▓0▓▓ ▓1▓▓ …        the last tokens are one piece wherever
                            └──── t2 … t9 ────────┘             they end
 
-A view holds a lease. Pages are taken away only when no lease is out, so an old view never points at nothing.
+Every view holds a lease. Pages are unmapped only when no lease is held, so a view never points to unmapped
+memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from vattn.vmm.space import AddressSpace
 
 
 class _Memory:
-    """What the tape and every view of it keep alive: with the last of them all memory goes back."""
+    """The memory that the tape and all its views keep alive. It is freed with the last of them."""
 
     def __init__(self, source: Source, rows: int, row_bytes: int) -> None:
         self.driver, self.pool = source
@@ -38,7 +39,7 @@ class _Memory:
 
 
 class _Lease:
-    """Owner of a tensor's memory; alive as long as any view of that tensor is."""
+    """The owner of a tensor's memory. It lives as long as any view of that tensor."""
 
     __slots__ = ("__weakref__", "memory")
 
@@ -47,9 +48,9 @@ class _Lease:
 
 
 class Tape:
-    """Room for `tokens` tokens, of which memory is mapped for the first `fit` ones.
+    """Addresses for `tokens` tokens. `fit` maps memory for the first ones.
 
-    Tokens are known by their position. `keys(start, end)` and `values(start, end)` are views
+    A position identifies a token. `keys(start, end)` and `values(start, end)` are views
     `[batch, heads, end - start, dim]` of positions that `fit` covers. Not thread-safe.
     """
 
@@ -72,7 +73,7 @@ class Tape:
         self._ready = 0  # positions below are mapped and covered by the bases
 
     def fit(self, end: int) -> None:
-        """Map memory for positions below `end`: all or nothing. Raises `OutOfMemory`."""
+        """Map memory for all positions below `end`, or raise `OutOfMemory` and map nothing."""
         if end <= self._ready:
             return
         self._extend([self._pages(size, end) for size in self.plan.ranges])
@@ -98,7 +99,7 @@ class Tape:
     def cut(self, end: int) -> bool:
         """Give back the pages that only positions from `end` on need.
 
-        False, and nothing given back, while somebody holds a view.
+        While a view is held, returns False and gives nothing back.
         """
         wanted = [self._pages(size, end) for size in self.plan.ranges]
         space = self._memory.space
@@ -117,23 +118,23 @@ class Tape:
 
     @property
     def page_bytes(self) -> int:
-        """What the layer grows by: a driver page in each range."""
+        """Bytes by which the layer grows: a driver page in each range."""
         return self._memory.space.page_bytes * len(self.plan.ranges)
 
     @property
     def nbytes_mapped(self) -> int:
-        """Bytes of memory held, a page that is mapped twice once."""
+        """Bytes of mapped memory. A page that is mapped twice counts once."""
         space = self._memory.space
         pages = (min(space.mapped(row), most) for row, most in enumerate(self._most_pages))
         return sum(pages) * space.page_bytes
 
     @property
     def nbytes_reserved(self) -> int:
-        """Bytes of addresses held."""
+        """Bytes of reserved addresses."""
         return self._memory.space.reserved_bytes
 
     def check(self) -> None:
-        """Prove that tables, pool and driver agree; raises AssertionError."""
+        """Raise AssertionError unless tables, pool and driver agree."""
         self._memory.pool.check()
         self._memory.space.check()
 
@@ -176,7 +177,7 @@ class Tape:
             raise OutOfMemory("VirtualCache.update", hint=hint)
 
     def _lend(self) -> None:
-        """Make the tensors that views are cut from: flat, from where a part starts to its last page."""
+        """Make the flat tensors behind all views. Each covers a part from its start to its last page."""
         lease = _Lease(self._memory)
         self._leases = [old for old in self._leases if old() is not None]
         self._leases.append(weakref.ref(lease))
@@ -185,7 +186,7 @@ class Tape:
         )
 
     def _alone(self) -> bool:
-        """Let go of those tensors; whether nobody else holds a view of them or of earlier ones."""
+        """Drop those tensors. Returns True if no view of them, or of earlier ones, is held."""
         self._key_base = self._value_base = None
         self._ready = 0
         self._leases = [lease for lease in self._leases if lease() is not None]
@@ -201,10 +202,10 @@ class Tape:
 
 
 class Ring(Tape):
-    """Room for the last `tokens` tokens, or a few more: as many as fit the same pages.
+    """Room for the last `tokens` tokens, rounded up to whole pages.
 
-    Any positions `start` to `end`, at most `tokens` of them, are one piece. Positions overwrite those
-    `tokens` before them. Until the first one beyond the ring, only pages that hold tokens are mapped.
+    Any positions `start` to `end`, at most `tokens` of them, are contiguous. A position overwrites the one
+    `tokens` before it. Until the ring is full, only pages that hold tokens are mapped.
     """
 
     def __init__(self, source: Source, plan: Plan, tokens: int) -> None:
@@ -230,7 +231,7 @@ class Ring(Tape):
         self._ready = sys.maxsize
 
     def cut(self, end: int) -> bool:
-        """As for a tape; a ring that has turned gives back everything or nothing."""
+        """Like `Tape.cut`, but a ring that has wrapped around gives back everything or nothing."""
         turned = any(self._memory.space.mapped(row) > pages for row, pages in enumerate(self._most_pages))
         return True if turned and end else super().cut(end)
 

@@ -2,17 +2,18 @@
 
     engine A  ──join──┐                   ┌── every half second of stepping: "I hold …, may I hold …?"
     engine B  ──join──┤ coordinator file  │
-    vattn limit  ─────┤ (ledger)          │   A is told to shrink and does, before its next step;
-    vattn top  ───────┘                   └── then B, at its next beat, may grow into what is free
+    vattn limit  ─────┤ (ledger)          │   A is told to shrink, and does so before its next step;
+    vattn top  ───────┘                   └── then B may grow into the free memory at its next beat
 
 Rules:
-- An engine may hold what it asked for, or its limit where one is set.
-- Where a device has a total, it is divided equally; nobody gets less than its floor, which holds its
-  longest request, nor more than it may hold alone (`shares`).
-- Who is to shrink does so at once. Who may grow takes only what the others do not hold, so budgets sum up
-  to more than the total only between the arrival of an engine that has to have its floor, or a lowered
-  total, and the next step of the others.
-- Processes that are gone drop out. All must see each other's pids (one machine, one pid namespace).
+- An engine may hold what it asked for, or its limit if one is set.
+- If a device has a total, it is divided equally. No engine gets less than its floor, which holds its longest
+  request, and no engine gets more than it may hold alone (`shares`).
+- An engine that must shrink does so at once. An engine that may grow takes only what the others do not hold.
+  So budgets exceed the total only after an engine arrives that needs its floor, or after the total is
+  lowered, and only until the next step of the others.
+- Engines whose process has ended are dropped. All processes must see each other's pids (one machine, one pid
+  namespace).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _numbers = itertools.count()
 def default_path() -> Path:
     """`$XDG_RUNTIME_DIR/vattn/engines.json`, else the same under `/tmp/vattn-<uid>`: this user's own.
 
-    Raises CoordinatorError when that folder is somebody else's.
+    Raises CoordinatorError if that folder belongs to another user.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(runtime) / "vattn" if runtime else Path(f"/tmp/vattn-{os.getuid()}")
@@ -60,7 +61,7 @@ class Coordinator:
             raise CoordinatorError(f"coordinator={str(path)!r} is a folder: name a file")
 
     def read(self) -> Ledger:
-        """What the file says now, without engines whose process is gone; empty if there is no file.
+        """Read the file, without engines whose process has ended. Empty if there is no file.
 
         Raises CoordinatorError.
         """
@@ -79,9 +80,9 @@ class Coordinator:
 
     @contextmanager
     def change(self) -> Iterator[Ledger]:
-        """Read, change and replace the file under its lock; an error inside leaves it as it was.
+        """Read, change and replace the file under its lock. An error inside the block leaves it unchanged.
 
-        Raises CoordinatorError: no lock, or a file that is not one of ours.
+        Raises CoordinatorError if the lock can't be had, or if the file is not a coordinator file.
         """
         with locked(self.path, self._timeout_s) as held:
             if not held:
@@ -93,9 +94,9 @@ class Coordinator:
 
     @contextmanager
     def try_change(self) -> Iterator[Ledger | None]:
-        """`change` for engines: yields None at once when somebody else is there.
+        """Like `change`, but yields None at once if another process holds the lock. For engines.
 
-        A damaged file is started over from nothing: those who run enter themselves again.
+        A damaged file is replaced by an empty one. Running engines then enter themselves again.
         """
         with locked(self.path, 0.0) as held:
             if not held:
@@ -117,9 +118,9 @@ class Coordinator:
 
     # ------------------------------------------------------------------ engines
     def join(self, *, name: str, device: str, asked: int, floor: int) -> EngineEntry:
-        """Enter an engine of this process; the entry says what it may hold.
+        """Enter an engine of this process. The entry says what it may hold.
 
-        Raises CoordinatorError when the device's total has no room for its floor.
+        Raises CoordinatorError if the device's total has no room for its floor.
         """
         with self.change() as ledger:
             names = {engine.name for engine in ledger.engines}
@@ -141,15 +142,16 @@ class Coordinator:
             return entry
 
     def leave(self, engine_id: str) -> None:
-        """Take an engine out, if it is there."""
+        """Remove an engine from the file, if it is there."""
         with self.change() as ledger:
             ledger.engines = [engine for engine in ledger.engines if engine.id != engine_id]
 
     # ------------------------------------------------------------------ people
     def limit(self, who: str, nbytes: int | None) -> EngineEntry:
-        """Set or (None) lift the limit of an engine, by its name, id or pid; it follows at its next step.
+        """Set an engine's limit, or lift it (None). The engine follows at its next step.
 
-        Raises CoordinatorError: no such engine, several, or less than it must have.
+        `who` is its name, id or pid. Raises CoordinatorError if no engine or several match, or if the limit
+        is below the engine's floor.
         """
         with self.change() as ledger:
             entry = find(ledger, who)
@@ -162,9 +164,9 @@ class Coordinator:
             return entry
 
     def set_total(self, device: str, nbytes: int | None) -> None:
-        """Set or (None) lift what all engines of a device may hold together.
+        """Set the total that all engines of a device may hold together, or lift it (None).
 
-        Raises CoordinatorError when it is less than their floors.
+        Raises CoordinatorError if it is less than the sum of their floors.
         """
         with self.change() as ledger:
             if nbytes is None:
@@ -175,7 +177,7 @@ class Coordinator:
 
 
 def find(ledger: Ledger, who: str) -> EngineEntry:
-    """The engine of that name, id or pid. Raises CoordinatorError unless there is exactly one."""
+    """The engine with this name, id or pid. Raises CoordinatorError unless there is exactly one."""
     found = [e for e in ledger.engines if who in (e.name, e.id)]
     found = found or [e for e in ledger.engines if who == str(e.pid)]
     if len(found) != 1:
@@ -186,9 +188,9 @@ def find(ledger: Ledger, who: str) -> EngineEntry:
 
 
 def targets(ledger: Ledger, device: str) -> dict[str, int]:
-    """By engine id, what each of a device's engines should hold once all have followed.
+    """By engine id, what each engine of a device should hold once all have followed their limits.
 
-    Raises CoordinatorError when the device's total is less than their floors.
+    Raises CoordinatorError if the device's total is less than the sum of their floors.
     """
     engines = ledger.on(device)
     claims = [engine.claim for engine in engines]
@@ -201,7 +203,7 @@ def targets(ledger: Ledger, device: str) -> dict[str, int]:
 
 
 def may_hold(ledger: Ledger, entry: EngineEntry) -> int:
-    """What an engine may hold from now on: its share, but no more than the others leave of the total."""
+    """What an engine may hold now: its share, but no more than the others leave of the total."""
     target = targets(ledger, entry.device)[entry.id]
     total = ledger.totals.get(entry.device)
     if total is None or target <= entry.budget:

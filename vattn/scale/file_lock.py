@@ -1,4 +1,4 @@
-"""Read and replace a small file, one process (or thread) at a time."""
+"""Lets one process or thread at a time read and replace a small file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pathlib import Path
 
 @contextmanager
 def locked(path: Path, timeout_s: float) -> Iterator[bool]:
-    """Hold the lock beside `path` (`path.lock`); yields False if it could not be had within `timeout_s`.
+    """Hold the lock file of `path` (`path.lock`). Yields False if the lock is not free within `timeout_s`.
 
-    The kernel lets go of a dead process's lock; one that is stopped while it holds it costs the timeout.
-    The lock file stays: a lock on a file that somebody deletes meanwhile would be worth nothing.
+    The kernel releases the lock of a process that has died. If a process is stopped while it holds the lock,
+    others wait for the whole timeout. The lock file is never deleted, because a lock on a deleted file would
+    keep no other process out.
     """
     lock = path.with_name(path.name + ".lock")
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -36,7 +37,7 @@ def locked(path: Path, timeout_s: float) -> Iterator[bool]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace the file as a whole: a reader sees the old text or the new. Call it under the lock."""
+    """Replace the whole file, so that a reader sees the old text or the new. Call it under the lock."""
     fresh = path.with_name(path.name + ".new")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w", encoding="utf-8") as file:

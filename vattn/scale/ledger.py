@@ -1,11 +1,11 @@
-"""The coordinator file: which engines there are, what they hold and what they may hold.
+"""The coordinator file. It lists the engines, what they hold and what they may hold.
 
     {"format": "vattn-coordinator-1",
      "totals": {"cpu": 1073741824},                          bytes all engines of a device may hold together
      "engines": [{"id": "4711-0", "pid": 4711, "name": "llama", "device": "cpu",
                   "asked": …, "floor": …, "limit": null, "budget": …, "in_use": …,  "status": {…}}]}
 
-It is small, replaced as a whole, and true for a moment only: a process that is gone drops out.
+The file is small and always replaced as a whole. Entries of processes that have ended are dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CoordinatorError(VattnError):
 
 
 class BrokenLedger(CoordinatorError):
-    """The file is no JSON of this format."""
+    """The file is not JSON of this format."""
 
 
 @dataclass
@@ -37,22 +37,22 @@ class EngineEntry:
     id: str
     pid: int
     started: int
-    """When the process began, in ticks since boot: another process may get the same pid."""
+    """Start of the process, in ticks since boot. It tells apart processes that got the same pid."""
     name: str
     device: str
     asked: int
     """The budget it was started with."""
     floor: int
-    """What it must have to hold its longest request."""
+    """What it needs to hold its longest request."""
     budget: int
     """What it may hold now."""
     in_use: int = 0
     limit: int | None = None
-    """Set from outside; None: what it asked for."""
+    """Limit set from outside; None if it may hold what it asked for."""
     seen: float = 0.0
-    """When it last wrote here."""
+    """When the engine last wrote its entry."""
     error: str | None = None
-    """Why it could not follow its limit."""
+    """Why the engine could not follow its limit."""
     status: dict[str, Any] = field(default_factory=dict)
     """For people to look at: requests, memory, rates."""
 
@@ -63,19 +63,19 @@ class EngineEntry:
 
     @property
     def alive(self) -> bool:
-        """Whether its process still runs."""
+        """True if its process still runs."""
         return process_start(self.pid) == self.started
 
 
 @dataclass
 class Ledger:
-    """What the file says."""
+    """The content of the file."""
 
     totals: dict[str, int] = field(default_factory=dict)
     engines: list[EngineEntry] = field(default_factory=list)
 
     def drop_dead(self) -> None:
-        """Forget engines whose process is gone."""
+        """Remove engines whose process has ended."""
         self.engines = [engine for engine in self.engines if engine.alive]
 
     def on(self, device: str) -> list[EngineEntry]:
@@ -129,7 +129,7 @@ def _whole(value: Any) -> int:
 
 
 def process_start(pid: int) -> int | None:
-    """Ticks since boot at which a process began; None: there is none (or a zombie). 0 without /proc."""
+    """Start of a process in ticks since boot; None if it does not run (or is a zombie). 0 without /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""An engine's side of the coordinator file: it says what it holds and follows what it reads."""
+"""An engine's side of the coordinator file. It writes what it holds and follows the budget that it reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEAT_S = 0.5
 
 
 class Budgeted(Protocol):
-    """What is asked of a KV cache."""
+    """The part of a KV cache that this module uses."""
 
     @property
     def budget_bytes(self) -> int: ...
@@ -27,7 +27,7 @@ class Budgeted(Protocol):
 
 @dataclass(frozen=True)
 class Report:
-    """What an engine says about itself."""
+    """What an engine reports about itself."""
 
     in_use: int
     """Bytes that live requests need."""
@@ -35,7 +35,7 @@ class Report:
 
 
 def smallest_budget(kv: Budgeted, tokens: int) -> int:
-    """Fewest bytes in which a request of `tokens` tokens fits, no more than the cache's budget."""
+    """The smallest budget in bytes that fits a request of `tokens` tokens, at most the cache's budget."""
     low, high = 0, kv.budget_bytes
     while low < high:
         middle = (low + high) // 2
@@ -49,8 +49,9 @@ def smallest_budget(kv: Budgeted, tokens: int) -> int:
 class Member:
     """One engine in the file.
 
-    `resize`: gives the engine another budget; may raise VattnError or DriverError, and has then changed
-    nothing. `report`: called at most every `BEAT_S` seconds. Not thread-safe: called from where steps are.
+    `resize` gives the engine another budget. If it raises VattnError or DriverError, it must have changed
+    nothing. `report` is called at most every `BEAT_S` seconds. Not thread-safe: call it from the thread that
+    steps the engine.
     """
 
     def __init__(
@@ -83,20 +84,20 @@ class Member:
 
     @property
     def entry(self) -> EngineEntry:
-        """Its entry, as last written or read."""
+        """The engine's entry, as last written or read."""
         return copy.deepcopy(self._entry)
 
     def beat(self) -> None:
-        """Before a step: twice a second, tell and be told.
+        """Called before each step. Twice a second, it writes the engine's state and reads its budget.
 
-        Does not wait: whoever finds the file locked tries again at the next step.
+        Does not wait: if the file is locked, it tries again at the next step.
         """
         self._resting = False
         if self._clock() >= self._due:
             self.exchange()
 
     def rest(self) -> None:
-        """No work is left, so there may be no beat for long: say so, once."""
+        """Write once that no work is left, because there may be no beat for a long time."""
         if not self._resting:
             self._resting = True
             due = self._due
@@ -105,7 +106,7 @@ class Member:
                 self._due = due  # many short runs still have their beats, while they run
 
     def exchange(self) -> None:
-        """Write what is, read what shall be, and follow it."""
+        """Write the engine's state, read its new budget and follow it."""
         if self._left:
             return
         report = self._report()
@@ -125,7 +126,7 @@ class Member:
         self._due = self._clock() + BEAT_S
 
     def leave(self) -> None:
-        """Take the engine out of the file. Idempotent; the file may be gone or unusable."""
+        """Remove the engine from the file. Idempotent. The file may be missing or unusable."""
         if self._left:
             return
         self._left = True
@@ -135,7 +136,7 @@ class Member:
             return  # it drops out when the process ends
 
     def _find(self, ledger: Ledger) -> None:
-        """Take over what others set in this engine's entry; enter it again if the file was started over."""
+        """Read what others set in this entry. If the file was started over, enter the engine again."""
         own = self._entry
         for index, entry in enumerate(ledger.engines):
             if entry.id == own.id:

@@ -1,4 +1,4 @@
-"""Enter an engine in the coordinator file and keep it there while it steps."""
+"""Enters an engine in the coordinator file and keeps its entry up to date while it steps."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ CoordinatorPath = str | Path | Literal["default"]
 def join(
     engine: Engine, path: CoordinatorPath, *, name: str, device: torch.device, resize: Callable[[int], None]
 ) -> Member:
-    """Enter `engine`; from here on it writes and follows the file before its steps.
+    """Enter `engine`. From then on it writes and follows the file before its steps.
 
-    Raises CoordinatorError when the file can't be used or has no room for the engine; VattnError or
-    DriverError when the engine can't take the budget it is given. It is not entered then.
+    Raises CoordinatorError if the file can't be used or has no room for the engine, and VattnError or
+    DriverError if the engine can't take its budget. The engine is not entered then.
     """
     coordinator = Coordinator(default_path() if path == "default" else path)
     member = Member(
@@ -42,7 +42,7 @@ def join(
 
 
 class _Beat(StepListener):
-    """Has a member follow the file between two steps."""
+    """Makes a member follow the file between steps."""
 
     def __init__(self, engine: Engine, member: Member) -> None:
         self._engine = engine
@@ -57,7 +57,7 @@ class _Beat(StepListener):
 
 
 def device_key(device: torch.device) -> str:
-    """The same for every process that uses this device, whatever number it has there."""
+    """A name of the device that is the same in every process, whatever index the device has there."""
     if device.type != "cuda":
         return device.type
     return f"cuda-{torch.cuda.get_device_properties(device).uuid}"

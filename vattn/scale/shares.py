@@ -1,4 +1,4 @@
-"""Who gets how much of a device's KV memory."""
+"""Divides a device's KV memory between engines."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Claim(NamedTuple):
 
 
 def divide(total: int, claims: Sequence[Claim]) -> list[int]:
-    """Equal shares, except that nobody gets less than its floor or more than its ask (max-min fairness).
+    """Equal shares, but no engine gets less than its floor or more than its ask (max-min fairness).
 
         level  ────────────┬──┬─────────────┬──┐          share = level, within floor .. ask
                  ┌──┐      │  │   ┌──┐      │  │
-          floor ─┴──┴──    └──┘   └──┘ ask  └──┘          what one does not ask for, the others share
+          floor ─┴──┴──    └──┘   └──┘ ask  └──┘          the others share what one does not ask for
 
-    The level is as high as `total` allows. Raises ValueError when not even the floors fit.
+    The level is as high as `total` allows. Raises ValueError if the floors do not fit.
     """
     floors = sum(claim.floor for claim in claims)
     if floors > total:

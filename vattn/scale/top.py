@@ -1,4 +1,4 @@
-"""The coordinator file as a table for people, and as JSON for scripts."""
+"""Shows the coordinator file as a table for people and as JSON for scripts."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SILENT_S = 5.0
 
 
 IDLE_S = 2.0
-"""An engine whose last word was that no work is left, and that was so long ago, is idle."""
+"""An engine is idle if its last report, this many seconds old, said that no work is left."""
 
 
 def bar(memory: Mapping[str, int], budget: int) -> Text:
-    """Memory by state as a share of the budget; a state that holds anything gets a mark at least.
+    """A bar of memory by state, as a share of the budget. A state that holds memory gets at least one mark.
 
     ████▓▓▒░······
     """
@@ -47,7 +47,7 @@ def bar(memory: Mapping[str, int], budget: int) -> Text:
 
 
 def state(entry: EngineEntry, now: float) -> str:
-    """running, idle, or silent: what its last words and their age say."""
+    """The engine's state (running, idle or silent), from its last report and the report's age."""
     age = now - entry.seen
     if entry.error is not None:
         return "error"
@@ -111,7 +111,7 @@ def _percent(share: float | None) -> str:
 
 
 def as_json(ledger: Ledger) -> dict[str, Any]:
-    """The file's content without engines that are gone, and what each engine is to hold in the end."""
+    """The file's content without engines that have ended, and what each engine should finally hold."""
     devices = {entry.device for entry in ledger.engines}
     record: dict[str, Any] = {"totals": ledger.totals, "engines": [asdict(entry) for entry in ledger.engines]}
     goals: dict[str, int] = {}
