@@ -1,11 +1,11 @@
-"""Who a model serves: engines switch it to our attention, and the last of them gives it back as it was.
+"""Tracks the engines that use a model. The first one switches it to our attention; the last one restores it.
 
     the caller's module   | sdpa, train |                                | sdpa, train |
                                         └ first take        last return ┘
     the engines' model                  | vattn, eval . . . . . . . . . |
 
-A model is in use while its config names our attention. That is the only mark, so it also stands for
-modules that share a config with one in use, and for copies of one.
+A model is in use while its config names our attention. There is no other mark, so a module that shares a
+config with a model in use, or is a copy of one, counts as in use too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vattn.models.spec import text_config
 class ModuleLease:
     """Counts the engines that use one model. Thread-safe.
 
-    `ours`: the model was loaded with our attention, so nobody else can be using it.
+    `ours` means that the model was loaded with our attention, so no other code can be using it.
     """
 
     def __init__(self, model: PreTrainedModel, *, ours: bool) -> None:
@@ -36,14 +36,14 @@ class ModuleLease:
         self._ours = ours
         self._loans = 0
         self._attention: list[tuple[PreTrainedConfig, Any]] = []
-        """Configs and the attention each of them named before."""
+        """Configs, each with the attention that it named before."""
         self._training: list[nn.Module] = []
-        """Modules that were in training mode before."""
+        """Modules that were in training mode before the first engine took the model."""
         # Reentrant: the garbage collector may return a loan in the middle of another call.
         self._lock = threading.RLock()
 
     def take(self) -> Loan:
-        """Have the model ready for one more engine. Raises ConfigError if it serves somebody else."""
+        """Prepare the model for one more engine. Raises ConfigError if another owner uses it."""
         with self._lock:
             if not self._loans and not self._ours:
                 self._require_free()
@@ -60,7 +60,7 @@ class ModuleLease:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """`take`, and return at the end."""
+        """Take the model, and return it at the end of the block."""
         loan = self.take()
         try:
             yield
@@ -88,7 +88,7 @@ class ModuleLease:
             if self._loans:
                 return
             for config, before in self._attention:
-                if config._attn_implementation == ATTENTION_NAME:  # else somebody chose another meanwhile
+                if config._attn_implementation == ATTENTION_NAME:  # else it was changed since
                     # Not through the property, which would set the configs inside this one too.
                     config._attn_implementation_internal = before
             for module in self._training:
@@ -97,7 +97,7 @@ class ModuleLease:
 
 
 class Loan:
-    """One engine's use of a model; ends with `give_back`, or when it is garbage collected."""
+    """One engine's use of a model. It ends with `give_back`, or when it is garbage collected."""
 
     def __init__(self, lease: ModuleLease) -> None:
         self._model = lease.model
@@ -105,7 +105,7 @@ class Loan:
         self._end = weakref.finalize(self, lease._return)
 
     def check(self) -> None:
-        """Raise ModelChanged unless the model still computes what the engine needs. Costs next to nothing."""
+        """Raise ModelChanged unless the model still computes what the engine needs. Very cheap."""
         if self._config._attn_implementation != ATTENTION_NAME:
             now = self._config._attn_implementation
             raise ModelChanged(
@@ -119,7 +119,7 @@ class Loan:
             )
 
     def give_back(self) -> None:
-        """The engine is done with the model. Idempotent."""
+        """Return the model, because the engine no longer needs it. Idempotent."""
         with interrupts_held():  # half a return would never be finished
             self._end()
 

@@ -1,4 +1,4 @@
-"""Where a model runs, and in which numbers."""
+"""Chooses the device and dtype of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = {
 
 
 def choose_device(device: str | torch.device) -> torch.device:
-    """The device of that name; `"auto"` is CUDA where there is one. Raises ConfigError."""
+    """The device with this name; `"auto"` is CUDA if there is a CUDA device. Raises ConfigError."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,8 +1,8 @@
-"""Prove by experiment that a model can be run the engine's way.
+"""Tests by experiment whether a model can run in the engine.
 
-The engine packs sequences side by side into `[1, T]`, tells them apart by `position_ids`, and answers
-each layer's attention itself. Here that is done with the plainest attention there is, without a cache,
-and compared with what transformers computes for each sequence alone.
+The engine packs sequences side by side into `[1, T]`, separates them by `position_ids`, and computes each
+layer's attention itself. The test does the same with the simplest attention and no cache. It compares the
+result with what transformers computes for each sequence alone.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class NaiveAttention:
 
 @torch.inference_mode()
 def prove_packed(model: PreTrainedModel, spec: ModelSpec) -> None:
-    """Return if packed sequences give what separate ones give; raise UnsupportedModel saying what differs.
+    """Raise UnsupportedModel, saying what differs, unless packed sequences give the results of separate ones.
 
-    Takes a handful of forward passes over 18 tokens. The model's attention is left as it was found.
+    Takes a few forward passes over 18 tokens. The model's attention is restored afterwards.
     """
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(spec.vocab_size, (1, sum(LENGTHS)), generator=generator).to(model.device)

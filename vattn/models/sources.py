@@ -1,4 +1,4 @@
-"""From the name a user gave to the place where the model's files are."""
+"""Finds the files of a model from the name that a user gave."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Hub:
-    """A repository on the Hugging Face hub; `offline`: to be taken from the local cache."""
+    """A repository on the Hugging Face hub. With `offline` it is read from the local cache."""
 
     name: str
     offline: bool
@@ -40,9 +40,9 @@ Source = Gguf | Folder | Hub
 
 
 def find_model(name: str, revision: str | None = None) -> Source:
-    """Where the model called `name` is: the demo model, a `.gguf` file, a folder or a hub repository.
+    """Find the model called `name`: the demo model, a `.gguf` file, a folder or a hub repository.
 
-    Raises ModelNotFound that says what was tried. Asks the network last, and for HUB_TIMEOUT at most.
+    Raises ModelNotFound with a list of what was tried. Uses the network last, for HUB_TIMEOUT at most.
     """
     if not name.strip():
         raise ModelNotFound(f"the model has no name: try {DEMO_MODEL!r}, a folder, a .gguf file or a hub id")
@@ -87,7 +87,7 @@ def _in_folder(path: Path) -> Source:
 
 
 def _on_hub(name: str, revision: str | None) -> Hub:
-    """Ask the hub for a repository; where it can't be reached, look into the local cache."""
+    """Ask the hub for a repository. If the hub can't be reached, look in the local cache."""
     import huggingface_hub
     from huggingface_hub import errors
 

@@ -1,13 +1,13 @@
-"""Beam search over one prompt: which continuations live on, and which ended texts are best.
+"""Beam search over one prompt. It decides which beams go on and which ended outputs are best.
 
     running     score                     candidates of a step
-    "the cat"   -1.2   ──┬─ sat  -0.3  →  -1.5   1st: lives on
+    "the cat"   -1.2   ──┬─ sat  -0.3  →  -1.5   1st: goes on
                          └─ ran  -0.9  →  -2.1   3rd: dropped (width 2)
-    "a dog"     -1.4   ───── barks -0.4 → -1.8   2nd: lives on
+    "a dog"     -1.4   ───── barks -0.4 → -1.8   2nd: goes on
 
-The rules are those of transformers' `generate(num_beams=…)`: `(1 + EOS tokens)` x width candidates are
-looked at, at least twice the width; those among the best `width` that end are kept as finished, by score /
-length ** length_penalty; the best that do not end live on. Scores are float32, as there.
+The rules are those of transformers' `generate(num_beams=…)`. A step considers `(1 + EOS tokens)` x width
+candidates, at least twice the width. Those among the best `width` that end are kept as finished, sorted by
+score / length ** length_penalty. The best ones that do not end go on. Scores are float32, as there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Candidate(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A beam that lives on: which one it was, and the token it got."""
+    """A beam of the next step: the beam it continues, and the token it got."""
 
     parent: int
     token: int
@@ -37,40 +37,40 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """An ended text."""
+    """An ended output."""
 
     token_ids: tuple[int, ...]
-    """Output tokens, the EOS that ended it included."""
+    """Output tokens, including the EOS that ended it."""
     cumulative_logprob: float
     score: float
     """cumulative_logprob / length ** length_penalty."""
     ended: bool
-    """By EOS; else by length."""
+    """True if EOS ended it; False if the length did."""
 
 
 class BeamSearch:
-    """The beams of one prompt. `max_tokens`: output tokens at most; `eos`: tokens that end a text."""
+    """The beams of one prompt. `max_tokens` limits the output tokens. The tokens in `eos` end an output."""
 
     def __init__(self, params: BeamSearchParams, max_tokens: int, eos: frozenset[int]) -> None:
         self.params = params
         self.max_tokens = max_tokens
         self.eos = frozenset() if params.ignore_eos else eos
         self.running: list[tuple[int, ...]] = [()]
-        """Output tokens of the beams that live, best first."""
+        """Output tokens of the running beams, best first."""
         self.finished: list[Hypothesis] = []
-        """Ended texts, best first, at most `beam_width`."""
+        """Ended outputs, best first, at most `beam_width`."""
         self.done = False
         self._scores = np.zeros(1, np.float32)
 
     @property
     def keep(self) -> int:
-        """Candidates of a step, over all beams."""
+        """Number of candidates that a step considers, over all beams."""
         return max(2, 1 + len(self.eos)) * self.params.beam_width
 
     def advance(self, candidates: Sequence[Sequence[Candidate]]) -> list[Step]:
-        """One token more for every beam. `candidates[i]`: the `keep` best of running beam i.
+        """Add one token to every beam. `candidates[i]` holds the `keep` best candidates of running beam i.
 
-        Returns the beams that live on, best first; none when the search is over.
+        Returns the beams that go on, best first. The list is empty if the search is over.
         """
         width, length = self.params.beam_width, len(self.running[0]) + 1
         scored = [
@@ -100,7 +100,7 @@ class BeamSearch:
         del self.finished[self.params.beam_width :]
 
     def _can_improve(self, length: int) -> bool:
-        """Could a running beam still beat the worst finished text?"""
+        """True if a running beam could still beat the worst finished output."""
         params = self.params
         if len(self.finished) < params.beam_width:
             return True

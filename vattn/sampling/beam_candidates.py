@@ -1,4 +1,4 @@
-"""What may follow each beam of a step."""
+"""Finds the candidate tokens of each beam in a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vattn.sampling.beam import Candidate
 def best_candidates(logits: Tensor, k: int, temperatures: Sequence[float]) -> list[list[Candidate]]:
     """The `k` most likely next tokens of each row of `logits` `[B, V]`, best first.
 
-    A row with a NaN or without any finite logit has none.
+    A row with a NaN or without any finite logit has no candidates.
     """
     scaled = logits.float() / torch.tensor(temperatures, device=logits.device).unsqueeze(1)
     logprobs, tokens = scaled.log_softmax(-1).topk(min(k, logits.shape[1]), -1)

@@ -1,12 +1,12 @@
-"""From tokens to text, one token at a time, and when to stop.
+"""Turns tokens into text, one token at a time, and decides when an output ends.
 
     token ──> TokenDecoder ──> IncrementalDetokenizer ──> visible text
               whole characters    stop strings, hold-back
         StopChecker: EOS, stop tokens, lengths; drives the two for one output
 
-A token's text depends on its neighbours: a character may be split over several tokens, a word's leading
-space may vanish at the start. So the decoder decodes a short window twice, with and without the new
-token, and what is added is the token's text (the method of HF's text-generation-inference and of vLLM):
+A token's text depends on its neighbours: a character may be split over several tokens, and a word's leading
+space may vanish at the start. So the decoder decodes a short window twice, with and without the new token.
+The difference is the token's text. HF's text-generation-inference and vLLM do the same.
 
     tokens   . . . . | shown before | new |
                      |<- window ---------->|     text[shown:] is new, unless it ends inside a character
@@ -23,15 +23,15 @@ from vattn.params import SamplingParams
 
 _REPLACEMENT = "\ufffd"
 _CONTEXT = 6
-"""Last tokens of the prompt that the first output token is decoded behind."""
+"""Number of last prompt tokens that are decoded together with the first output token."""
 _PATIENCE = 8
-"""Tokens to wait for the rest of a character. One needs three at most: more is not valid UTF-8."""
+"""Number of tokens to wait for the rest of a character. At most three are needed in valid UTF-8."""
 _FIRST_MARK = 0xD800
-"""Marks are halves of surrogate pairs: no decoder gives one out."""
+"""Marks are halves of surrogate pairs, because no decoder returns one."""
 
 
 class TokenText:
-    """What detokenising needs of a tokenizer, looked up once per model.
+    """The parts of a tokenizer that detokenizing needs, looked up once per model.
 
     `tokenizer` is a transformers tokenizer or a `tokenizers.Tokenizer`. Text is as `tokenizer.decode`
     gives it with `clean_up_tokenization_spaces=False`.
@@ -47,11 +47,11 @@ class TokenText:
         else:
             added, size = tokenizer.added_tokens_decoder, len(tokenizer)
         self.added: dict[int, str] = {token: entry.content for token, entry in added.items()}
-        """Tokens beside the model's own vocabulary, special or not."""
+        """Tokens added to the model's own vocabulary, special or not."""
         self.special = frozenset(token for token, entry in added.items() if entry.special)
         """Tokens that `skip_special_tokens` hides."""
         self.size = max(size, max(self.added, default=0) + 1)
-        """Ids from here on have no text: the model's vocabulary is padded."""
+        """Ids from this one on have no text, because the model's vocabulary is padded."""
         self._texts: dict[int, str] = {}
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -59,7 +59,7 @@ class TokenText:
         return text
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The text of an output, without special tokens and what has no text."""
+        """The text of an output, without special tokens and tokens that have no text."""
         return self.decode([t for t in token_ids if t < self.size], skip_special_tokens=True)
 
     def token(self, token_id: int) -> str:
@@ -87,9 +87,9 @@ class TokenText:
 
 
 class TokenDecoder:
-    """Text of a growing token sequence, whole characters only; O(1) per token.
+    """Decodes a growing token sequence into whole characters, in O(1) per token.
 
-    All pieces and the last `flush()` joined are the text that the tokens add behind the prompt:
+    All pieces and the last `flush()`, joined, are the text that the tokens add after the prompt:
     `decode(prompt + tokens)` without its `decode(prompt)`. Vocabularies with byte fallback turn a whole
     run of byte tokens into U+FFFD when one is wrong; there the pieces keep what was already complete.
     """
@@ -108,13 +108,13 @@ class TokenDecoder:
         self._last_added = False
         self._window = [token for token in prompt_token_ids[-_CONTEXT:] if self._has_text(token)]
         self._covered = 0
-        """How many tokens of the window the last piece was made with."""
+        """Number of tokens of the window from which the last piece was made."""
         self._shown = 0
-        """How many characters of the window's text have been given out."""
+        """Number of characters of the window's text that have been returned."""
         self._cover_but_last()
 
     def push(self, token_id: int) -> str:
-        """The text that has become certain with this token; "" while a character is incomplete."""
+        """Add a token. Returns the text that is now certain; "" while a character is incomplete."""
         if not self._has_text(token_id):
             return ""
         self._window.append(token_id)
@@ -123,7 +123,7 @@ class TokenDecoder:
         if text.endswith(_REPLACEMENT):
             if waiting < _PATIENCE:
                 return ""
-            # Not a character on its way but broken bytes; only the last one may still become one.
+            # These bytes are broken and not an incomplete character. Only the last one may still begin one.
             new = text[self._shown : -1]
             self._window = self._window[-_PATIENCE:]
             self._cover_but_last()
@@ -140,11 +140,11 @@ class TokenDecoder:
         return new
 
     def rest(self) -> str:
-        """What `flush` would give now."""
+        """What `flush` would return now."""
         return self._decode()[self._shown :]
 
     def flush(self) -> str:
-        """The rest, at the end of the output: an incomplete character becomes U+FFFD."""
+        """Return the rest at the end of the output. An incomplete character becomes U+FFFD."""
         text = self._decode()
         new = text[self._shown :]
         self._shown = len(text)
@@ -157,24 +157,25 @@ class TokenDecoder:
         return self._vocabulary.decode(self._window)
 
     def _cover_but_last(self) -> None:
-        """The window has been given out, but for a character that its last tokens may have begun."""
+        """Mark the window as returned, except for a character that its last tokens may have begun."""
         text = self._decode()
         self._covered = len(self._window)
         self._shown = len(text) - text.endswith(_REPLACEMENT)
 
 
 class IncrementalDetokenizer:
-    """The visible text of one output: decoded, watched for stop strings, held back where it may be one.
+    """Makes the visible text of one output. An end that may begin a stop string is held back.
 
         decoded text   | visible . . . . . . . . | held |
                                                  └ may be the beginning of a stop string
 
-    A stop string ends the text where it begins, or behind it with `include_stop_str_in_output` (then
-    nothing is held). If several end in the same text, the first to be complete counts, and of those the
+    The text ends where a stop string begins, or after it with `include_stop_str_in_output` (then nothing is
+    held back). If several stop strings match, the one that is complete first counts, and among those the
     first in the list. Without a vocabulary, or with `detokenize=False`, the text stays empty.
 
-    Special tokens that are skipped have no text, but a stop string may name one. Such a token stands in the
-    held text as a mark, a character that no text has, and so it does in a second form of the stop string:
+    Skipped special tokens have no text, but a stop string may name one. In the held text, a mark replaces
+    such a token. A mark is a character that never occurs in text. A second form of the stop string has the
+    same mark:
 
         stop string  "<|end|>\\n"        tokens   a   <|end|>   \\n        held  "⌷", then "⌷\\n": found
         second form  "⌷\\n"
@@ -195,7 +196,7 @@ class IncrementalDetokenizer:
                 prompt_token_ids=prompt_token_ids,
             )
         self._named = {stop: stop for stop in params.stop_strings}
-        """The stop string that each form of one stands for."""
+        """By form, the stop string that it is a form of."""
         self._marks: dict[int, str] = {}
         """Marks of the skipped tokens that stop strings name."""
         if self._decoder is not None and vocabulary is not None and params.skip_special_tokens:
@@ -203,7 +204,7 @@ class IncrementalDetokenizer:
         self._stops = tuple(self._named)
         self._unseen = {ord(mark): None for mark in self._marks.values()}
         self._include = params.include_stop_str_in_output
-        # Text may be shown before it is known whether it begins a stop string, but a mark not as nothing.
+        # Text may be shown before it is known whether it begins a stop string. A mark may not.
         self._holds = not self._include or bool(self._marks)
         self._pieces: list[str] = []
         self._delta: list[str] = []
@@ -212,7 +213,7 @@ class IncrementalDetokenizer:
 
     @property
     def decodes(self) -> bool:
-        """False: no text is made here."""
+        """True if this makes text."""
         return self._decoder is not None
 
     @property
@@ -228,26 +229,26 @@ class IncrementalDetokenizer:
         return delta
 
     def append(self, token_id: int, *, match_stops: bool = True) -> str | None:
-        """Take in a token; returns the stop string that is now complete, if any, and closes the text.
+        """Add a token. If a stop string is now complete, closes the text and returns that stop string.
 
-        With `match_stops=False` stop strings that this token completes are ordinary text.
+        With `match_stops=False`, stop strings that this token completes are ordinary text.
         """
         if self._closed or self._decoder is None:
             return None
         mark = self._marks.get(token_id)
         if mark is None:
             return self._absorb(self._decoder.push(token_id), match_stops)
-        # An incomplete character before it is text only if the output ends here: else it may be completed.
+        # An incomplete character before it counts as text only if the output ends here.
         rest = self._decoder.rest()
         ends = match_stops and _first_stop(self._held + rest + mark, len(self._held), self._stops)
         return self._absorb(rest + mark if ends else mark, match_stops)
 
     def watches(self, token_id: int) -> bool:
-        """Does a stop string name this token, although it has no text?"""
+        """True if a stop string names this token, although it has no text."""
         return token_id in self._marks
 
     def close(self, *, match_stops: bool = True) -> str | None:
-        """The output ends: what was held back or incomplete becomes visible. Idempotent.
+        """End the output. Held-back and incomplete text becomes visible. Idempotent.
 
         Returns a stop string completed by the incomplete rest, if any.
         """
@@ -294,7 +295,7 @@ class IncrementalDetokenizer:
 
 
 def _mark_skipped(vocabulary: TokenText, stops: Sequence[str]) -> tuple[dict[int, str], dict[str, str]]:
-    """A mark for each special token that is part of a stop string; all forms of the stop strings, by form."""
+    """A mark for each skipped special token in a stop string, and the stop string of each form."""
     marks: dict[int, str] = {}
     named: dict[str, str] = {}
     special = {vocabulary.added[token]: token for token in vocabulary.special if vocabulary.added[token]}
@@ -310,7 +311,7 @@ def _mark_skipped(vocabulary: TokenText, stops: Sequence[str]) -> tuple[dict[int
 
 
 def _first_stop(text: str, known: int, stops: Sequence[str]) -> tuple[str, int] | None:
-    """The stop string that is complete first, ending behind `known`, and where it begins."""
+    """The stop string that is complete first and ends after `known`, and where it begins."""
     best: tuple[int, str, int] | None = None
     for stop in stops:
         begin = text.find(stop, max(0, known - len(stop) + 1))
@@ -320,7 +321,7 @@ def _first_stop(text: str, known: int, stops: Sequence[str]) -> tuple[str, int] 
 
 
 def _possible_beginning(text: str, stops: Sequence[str]) -> int:
-    """Length of the longest end of `text` that begins a stop string without completing it."""
+    """Length of the longest suffix of `text` that begins a stop string without completing it."""
     longest = 0
     for stop in stops:
         begin = text.find(stop[0], max(0, len(text) - len(stop) + 1))
@@ -343,10 +344,10 @@ class Finish(NamedTuple):
 class StopChecker:
     """Decides after each token of one output whether it ends, and keeps its text up to date.
 
-    In this order, as in vLLM: EOS (unless `ignore_eos`) and stop tokens, from `min_tokens` on; the
-    length; stop strings, completed by a token after the first `min_tokens`. A stop string beats the
-    length. The text of a final EOS or stop token is left out unless `include_stop_str_in_output`. If the
-    token is also a stop string of the request, that is the reason.
+    It checks in vLLM's order. First EOS (unless `ignore_eos`) and stop tokens, from `min_tokens` on. Then the
+    length. Then stop strings that a token after the first `min_tokens` completes. A stop string takes
+    precedence over the length. The text of a final EOS or stop token is left out unless
+    `include_stop_str_in_output` is set. If that token is also a stop string, the stop string is the reason.
     """
 
     def __init__(
@@ -357,17 +358,18 @@ class StopChecker:
         max_tokens: int,
         eos_token_ids: Iterable[int] = (),
     ) -> None:
-        """`max_tokens`: output tokens at most, `params.max_tokens` and the model's length considered."""
+        """`max_tokens` limits the output tokens: the lesser of `params.max_tokens` and what the model's
+        length leaves."""
         self.detokenizer = detokenizer
         self.num_tokens = 0
-        """Output tokens so far."""
+        """Number of output tokens so far."""
         self._params = params
         self._max_tokens = max_tokens
         self._eos = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         self._stop_ids = frozenset(params.stop_ids)
 
     def push(self, token_id: int) -> Finish | None:
-        """Take in the next output token; None if the output goes on."""
+        """Add the next output token. Returns why the output ends, or None if it goes on."""
         self.num_tokens += 1
         finish: Finish | None = None
         if self.num_tokens >= self._params.min_tokens:
@@ -387,6 +389,6 @@ class StopChecker:
         return finish if stop is None else Finish("stop", stop)
 
     def abort(self) -> Finish:
-        """The output ends for outside reasons."""
+        """End the output for a reason outside the request, such as an abort."""
         self.detokenizer.close(match_stops=False)
         return Finish("abort")

@@ -1,4 +1,4 @@
-"""Choose one token per row of logits: the most likely one, or a random one from a filtered distribution.
+"""Chooses one token per row of logits: the most likely one, or a random one from a filtered distribution.
 
 Random tokens come from the inverse of the cumulative distribution in vocabulary order:
 
@@ -9,10 +9,9 @@ Random tokens come from the inverse of the cumulative distribution in vocabulary
     weights   exp(values), 0 below the floor
     token     the first whose cumulative weight exceeds u * total
 
-Why not Gumbel noise and an argmax: that takes one random number per token of the vocabulary, this takes
-one per row. Every operation is within a row, and the sums are in float64, so a row's token does not
-depend on the rows beside it. Tokens as likely as the last one kept are kept too, so the result does not
-depend on how a sort breaks ties.
+This needs one random number per row; Gumbel noise with an argmax needs one per token of the vocabulary. Every
+operation is within a row, and sums are in float64, so a row's token does not depend on other rows. Tokens as
+likely as the last kept one are kept too, so the result does not depend on how a sort breaks ties.
 
 On the CPU, order statistics, argmax and masking go through numpy, whose vectorised loops are 3 to 15 times
 faster there than torch's.
@@ -103,9 +102,9 @@ class Filters(NamedTuple):
 
 
 def filtered_weights(logits: Tensor, filters: Filters) -> Tensor:
-    """What each token may be drawn by: float32 `[R, V]`, zero where filtered out, not normalised.
+    """The weight of each token in the draw: float32 `[R, V]`, not normalised, zero where filtered out.
 
-    `logits`, float32 `[R, V]`, are left as they are. A row without a finite maximum yields NaN.
+    `logits`, float32 `[R, V]`, are not changed. A row without a finite maximum yields NaN.
     """
     # The maximum goes first: exact, and no temperature can overflow what is left.
     values = (logits - logits.amax(-1, keepdim=True)).div_(filters.temperature)

@@ -1,4 +1,4 @@
-"""Why a request got no token: numbers that stand in its place."""
+"""Negative numbers that replace a token and say why a request got none."""
 
 from __future__ import annotations
 

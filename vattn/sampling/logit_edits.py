@@ -27,7 +27,7 @@ class BadWords:
 
     @property
     def contextual(self) -> bool:
-        """True when some bans depend on the output."""
+        """True if some bans depend on the output."""
         return bool(self._by_previous)
 
     def banned_after(self, output_token_ids: Sequence[int]) -> set[int]:
@@ -42,10 +42,9 @@ class BadWords:
 
 
 def flat_indices(row: int, tokens: Iterable[int], vocab_size: int) -> list[int]:
-    """Where a row's tokens stand in the flattened logits `[B, V]`.
+    """Indices of a row's tokens in the flattened logits `[B, V]`.
 
-    Tokens that have no logit are left out: they can't be sampled anyway, and their place would be one of
-    another row.
+    Tokens without a logit are left out. They can't be sampled, and their index would fall into another row.
     """
     return [row * vocab_size + token for token in tokens if 0 <= token < vocab_size]
 
@@ -85,7 +84,7 @@ class LogitEdits:
         return torch.tensor(list(flat), dtype=torch.int64, device=self._device)
 
     def prepare(self) -> bool:
-        """Bring the edits up to the requests' outputs. False: no logit changes in this step."""
+        """Update the edits with the requests' outputs. Returns False if no logit changes in this step."""
         bans = list(self._always)
         if self._short:
             self._short = [

@@ -1,4 +1,4 @@
-"""From logits to the next token of every request in a batch.
+"""Chooses the next token of every request in a batch from its logits.
 
 The order is that of vLLM's V1 engine:
 
@@ -51,7 +51,7 @@ class SampledTokens(NamedTuple):
 
 
 class SamplingBatch:
-    """What stays the same as long as the same requests are sampled: parameters as tensors, row groups."""
+    """The plan for a batch: parameters as tensors, and row groups. Valid while the requests stay the same."""
 
     def __init__(self, states: tuple[SamplingState, ...], vocab_size: int, device: torch.device) -> None:
         self.states = states
@@ -102,8 +102,8 @@ class Sampler(SamplingStates):
     def sample(self, logits: Tensor, rows: Sequence[SamplingState]) -> SampledTokens:
         """The next token of each request; `logits[i]`, any float dtype, are those of `rows[i]`.
 
-        Leaves `logits` as they are and appends nothing: that is the engine's. Waits for the device only
-        where log-probabilities or top_p are asked for.
+        Does not change `logits`, and appends nothing to the requests: the engine does that. Waits for the
+        device only if log-probabilities or top_p are requested.
         """
         if logits.dim() != 2 or logits.shape[0] != len(rows):
             raise ValueError(f"logits are {tuple(logits.shape)}, expected ({len(rows)}, vocabulary)")
@@ -116,7 +116,7 @@ class Sampler(SamplingStates):
         edited = self._edited(batch, logits)
         token_ids = self._choose(batch, edited)
         if edited is not logits:
-            # Tell whose fault an impossible row is: the model's or the parameters'.
+            # Find out whether the model or the parameters made a row impossible.
             broken = ~logits.amax(-1).isfinite()
             token_ids = token_ids.where(token_ids >= 0, torch.where(broken, NOT_FINITE, NOTHING_ALLOWED))
         return SampledTokens(token_ids, self._logprobs(batch, logits, token_ids))

@@ -1,4 +1,4 @@
-"""What sampling needs to know of one request, from its first token to its last."""
+"""The sampling state of one request, from its first token to its last."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vattn.sampling.token_counts import TokenCounts
 class SamplingState:
     """A request's sampling state; made by `SamplingStates.new_state`. It outlives preemption.
 
-    The engine appends every accepted token to `output_token_ids`, the list object given here; nothing
-    else needs telling. Equality is identity.
+    The engine appends every accepted token to `output_token_ids`, the list object given here. No other update
+    is needed. Two states are equal only if they are the same object.
     """
 
     params: SamplingParams
