@@ -1,20 +1,20 @@
-"""The host driver: CUDA's virtual memory calls over `mmap` and a memfd. No mock: this is real memory.
+"""The host driver: CUDA's virtual memory calls, made with `mmap` and a memfd. It uses real memory.
 
     memfd      | 0 | 1 | 2 | 3 | 4 | ...          physical memory: sparse, a released range becomes a hole
                  │       └────────────┐
     addresses  [ . . . . ▓ . . . . . ▓ ▓ . ]      ▓ MAP_SHARED | MAP_FIXED over a PROT_NONE reservation
                          └─ 0 ─┘ alias: the same range of the file at a second address
 
-Memory is taken from the system when write access is granted, so what is mapped is what is used, and given
-back when the handle is released and the last mapping gone.
+Memory is taken from the system when write access is granted, so mapped memory equals used memory. It is given
+back when the handle is released and the last mapping is gone.
 
-Touching an address that is not mapped, or not readable or writable, kills the process with SIGSEGV, as on a
-GPU it would poison the context.
+Touching an address that is not mapped, or lacks the access right, kills the process with SIGSEGV. On a GPU it
+would poison the context.
 
-Limits of the kernel: a process may hold `vm.max_map_count` mappings (65,530 by default). Neighbours whose
-ranges of the file are neighbours too are one mapping to the kernel, so ranges are handed out lowest first.
-Near the limit `map` raises `OutOfMemory`, early enough that unmapping, which may have to split mappings,
-still works.
+Limits of the operating system: a process may hold `vm.max_map_count` mappings (65,530 by default). Pages that
+are neighbours both in the address space and in the file count as one mapping, so ranges of the file are
+handed out lowest first. Near the limit `map` raises `OutOfMemory`, early enough that unmapping still works:
+that may have to split a mapping in two.
 
 After `fork` a child shares the memory but must not use the driver: every call raises `WrongProcess` there,
 and clean-up in the child does nothing.
@@ -58,8 +58,8 @@ class HostDriver(ShadowedDriver):
 
     Args:
         granularity: smallest page in bytes, a power of two and a multiple of the system's page. From 2 MiB
-            on, huge pages are asked for.
-        budget: bytes `create` may hand out; None means all memory the process may use.
+            on, the driver asks for huge pages.
+        budget: bytes that `create` may hand out; None for all memory that the process may use.
 
     Raises `DriverUnavailable` on systems other than Linux, `ValueError` for impossible sizes.
     """
@@ -93,19 +93,19 @@ class HostDriver(ShadowedDriver):
         return torch.device("cpu")
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes: of the budget if one was given, else of what the system has available."""
+        """(free, total) bytes of the budget if one was given, else of the system's memory."""
         free, total = super().memory_info()
         return (free if self._own_budget else min(free, host_memory()[0])), total
 
     def set_access(self, va: int, size: int, access: Access) -> None:
-        """See `Driver.set_access`. Write access brings the memory in: see above."""
+        """See `Driver.set_access`. Granting write access also takes the memory from the system."""
         super().set_access(va, size, access)
         if access is Access.READ_WRITE:
-            # One call here, in whichever thread maps, instead of a fault per 4 KiB in the one that computes.
-            self._memory.libc.populate(va, size)  # without the lock: it may take its time
+            # One call in the thread that maps, instead of a page fault per 4 KiB in the thread that computes.
+            self._memory.libc.populate(va, size)  # without the lock, because it may be slow
 
     def export_handle(self, handle: int) -> int:
-        """Descriptor of the memfd that is this allocation; the memory lives while any process holds one.
+        """Descriptor of the allocation's own memfd. The memory exists while any process holds a descriptor.
 
         Only allocations made with `shareable=True` have a memfd of their own (one open descriptor each).
         """
@@ -117,7 +117,7 @@ class HostDriver(ShadowedDriver):
             return os.dup(allocation.descriptor)
 
     def import_handle(self, fd: int, size: int) -> int:
-        """See `Driver.import_handle`. Counts against the exporter's budget, not this one's."""
+        """See `Driver.import_handle`. It counts against the exporter's budget, not against this driver's."""
         with self._lock:
             self._require_open("import_handle")
             try:
@@ -145,14 +145,17 @@ class HostDriver(ShadowedDriver):
         return tensor_from_address(va, shape, stride, dtype, self.device, owner)
 
     def close(self) -> None:
-        """Unmap everything and give all memory back, tensors or no. Idempotent. Nothing in a forked child."""
+        """Unmap everything and give all memory back, even if tensors still view it. Idempotent.
+
+        Does nothing in a forked child.
+        """
         if not self._memory.owner.here:
             return
         with self._lock:
             self._closed = True
             self._finalizer()
 
-    # What ShadowedDriver leaves to us
+    # Implements ShadowedDriver
 
     def _do_reserve(self, size: int, align: int) -> int:
         # mmap aligns to the system's page only: ask for more and trim both ends.
@@ -209,7 +212,7 @@ class HostDriver(ShadowedDriver):
             raise _driver_error("set_access", error) from error
 
     def _do_unmap(self, va: int, size: int) -> None:
-        # Replaces the mappings by reserved addresses in one step: nobody else's mmap can slip in between.
+        # Replace the mappings by reserved addresses in one call, so that no other mmap can take them.
         try:
             self._memory.mmap(va, size, sys_calls.PROT_NONE, _RESERVED | sys_calls.MAP_FIXED)
         except OSError as error:
@@ -226,7 +229,10 @@ class HostDriver(ShadowedDriver):
 
 
 class _Memory:
-    """The memfd, which ranges of it are free, and a few mappings kept in hand for bad times."""
+    """The memfd, its free ranges, and a few spare mappings.
+
+    The spare mappings are given up when the system has no mapping left, so that unmapping still works.
+    """
 
     def __init__(self) -> None:
         self.libc = sys_calls.Libc()
@@ -238,9 +244,9 @@ class _Memory:
         self._spares = 0  # address of the spare mappings; 0 when spent
 
     def take(self, size: int) -> int:
-        """Offset of a free range: the lowest of its size, so that neighbours stay neighbours.
+        """Offset of a free range: the lowest of its size, so that neighbouring pages stay neighbours.
 
-        Ranges are never joined or split: the file is sparse, so unused offsets cost nothing.
+        Ranges are never joined or split. The file is sparse, so unused offsets cost nothing.
         """
         holes = self._holes.get(size)
         if holes:
@@ -254,12 +260,12 @@ class _Memory:
         return offset
 
     def give(self, offset: int, size: int) -> None:
-        """A range is free: its memory goes back to the system."""
+        """Free a range and give its memory back to the system."""
         heapq.heappush(self._holes.setdefault(size, []), offset)
         self.libc.punch_hole(self.fd, offset, size)
 
     def mmap(self, *args: int) -> int:
-        """`mmap` that spends the spare mappings rather than fail for want of them."""
+        """`mmap` that gives up the spare mappings if there is no other mapping left."""
         try:
             return self.libc.mmap(*args)
         except OSError as error:
@@ -268,7 +274,7 @@ class _Memory:
             return self.libc.mmap(*args)
 
     def munmap(self, va: int, size: int) -> None:
-        """`munmap` that spends the spare mappings rather than fail for want of them."""
+        """`munmap` that gives up the spare mappings if there is no other mapping left."""
         try:
             self.libc.munmap(va, size)
         except OSError as error:
@@ -277,7 +283,7 @@ class _Memory:
             self.libc.munmap(va, size)
 
     def hold_spares(self) -> None:
-        """Have spare mappings in hand; raises OSError when the kernel grants no more."""
+        """Make sure that there are spare mappings. Raises OSError if the system grants no more."""
         if self._spares:
             return
         page = os.sysconf("SC_PAGE_SIZE")
@@ -292,7 +298,7 @@ class _Memory:
         self._spares = va
 
     def drop_spares(self) -> bool:
-        """Give the spare mappings up; False when there were none."""
+        """Give up the spare mappings. False if there were none."""
         if not self._spares:
             return False
         va, self._spares = self._spares, 0
@@ -301,7 +307,7 @@ class _Memory:
 
 
 def _close(memory: _Memory, shadow: Shadow) -> None:
-    """Give everything back; also runs when a driver was leaked. A forked child has nothing to give."""
+    """Give everything back. Also runs if a driver was not closed. Does nothing in a forked child."""
     if not memory.owner.here:
         return
     descriptors: set[int] = set()

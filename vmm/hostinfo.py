@@ -1,4 +1,4 @@
-"""How much memory this process may use: the machine's, or less where a control group says so."""
+"""How much memory this process may use: all of the machine's, or less if a control group limits it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def host_memory(cgroups: Path = _CGROUPS, own_cgroups: Path = _OWN_CGROUPS) -> tuple[int, int]:
-    """(available, total) bytes: the smallest of the machine and every control group above the process.
+    """(available, total) bytes: the smallest of the machine's and those of the process's control groups.
 
-    `cgroups`: where the groups are mounted; `own_cgroups`: the file that names the process's own.
+    `cgroups`: where control groups are mounted. `own_cgroups`: the file that names those of this process.
     """
     page = os.sysconf("SC_PAGE_SIZE")
     total = page * os.sysconf("SC_PHYS_PAGES")
@@ -26,7 +26,7 @@ def host_memory(cgroups: Path = _CGROUPS, own_cgroups: Path = _OWN_CGROUPS) -> t
 
 
 def max_map_count() -> int | None:
-    """Most mappings one process may hold (`vm.max_map_count`); None where the kernel does not say."""
+    """Maximum number of mappings of one process (`vm.max_map_count`); None if the system does not say."""
     return _number(Path("/proc/sys/vm/max_map_count"))
 
 
@@ -42,7 +42,7 @@ def _meminfo_available() -> int | None:
 
 
 def _control_groups(mounted: Path, own: Path) -> list[tuple[Path, str, str]]:
-    """(folder, limit file, usage file) of the process's memory groups and their parents, v2 and v1."""
+    """(folder, limit file, usage file) of the process's memory groups and their parents (cgroup v2, v1)."""
     try:
         lines = own.read_text().splitlines()
     except OSError:

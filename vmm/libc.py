@@ -48,11 +48,11 @@ class Libc:
             raise _error()
 
     def advise_huge(self, va: int, size: int) -> None:
-        """Ask for huge pages; a kernel without them is no failure."""
+        """Ask for huge pages. It is not an error if the system has none."""
         self._madvise(va, size, MADV_HUGEPAGE)
 
     def populate(self, va: int, size: int) -> None:
-        """Bring writable memory in now rather than at the first touch; kernels before 5.14 do not."""
+        """Take writable memory from the system now, not at the first touch. No effect before Linux 5.14."""
         self._madvise(va, size, MADV_POPULATE_WRITE)
 
     def punch_hole(self, fd: int, offset: int, size: int) -> None:

@@ -1,7 +1,7 @@
-"""Look-ahead: map in the background what the next steps need, and count what still had to be waited for.
+"""Look-ahead: map in the background the pages that the next step needs, and count the waits that remain.
 
-Driver calls release the GIL, so one thread maps the pages of step n + 1 while step n computes. The step
-itself waits only when its own pages are missing; that wait is the price of virtual memory and is counted.
+Driver calls release the GIL, so one thread maps the pages of step n + 1 while step n computes. A step waits
+only if its own pages are missing. That wait is the cost of virtual memory, so it is counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Work = Callable[[], object]
 
 
 class _Queue:
-    """State shared with the thread, so that the thread does not keep a forgotten `Mapper` alive."""
+    """State shared with the thread. It is apart from `Mapper` so that the thread does not keep that alive."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -29,7 +29,7 @@ class _Queue:
         return key in self.queued or key in self.running
 
     def run(self, key: Hashable, work: Work) -> None:
-        """Run work taken from the queue; its key is in `running`."""
+        """Run work taken from the queue. Its key must be in `running`."""
         error = None
         try:
             work()
@@ -45,8 +45,8 @@ class _Queue:
 class Mapper:
     """One daemon thread that runs small pieces of work, at most one per key at a time.
 
-    Work must be safe on any thread: who waits for a piece that has not started runs it himself. An error
-    stays with its key until `wait` or `drain` raises it.
+    Work must be safe on any thread: a caller that waits for a piece that has not started runs it itself. An
+    error is kept with its key until `wait` or `drain` raises it.
     """
 
     def __init__(self, name: str = "vattn-mapper") -> None:
@@ -70,7 +70,7 @@ class Mapper:
             return len(self._queue.queued) + len(self._queue.running)
 
     def submit(self, key: Hashable, work: Work) -> None:
-        """Queue work under a key. If the key's last work has not started, this replaces it.
+        """Queue work under a key. It replaces earlier work of the key that has not started.
 
         Raises `RuntimeError` after `close`.
         """
@@ -81,9 +81,9 @@ class Mapper:
             self._queue.changed.notify_all()
 
     def wait(self, keys: Iterable[Hashable]) -> float:
-        """Return when no work of these keys is queued or running; the seconds that took (0.0: no wait).
+        """Wait until no work of these keys is queued or running. Returns the seconds waited, 0.0 if none.
 
-        Raises the first error among these keys, once; errors of other keys stay.
+        Raises the first error among these keys, once. Errors of other keys are kept.
         """
         keys = list(dict.fromkeys(keys))
         queue = self._queue
@@ -101,7 +101,7 @@ class Mapper:
         return elapsed
 
     def drain(self) -> None:
-        """Wait for everything and raise the first error of any key. Not counted as stall."""
+        """Wait for all work and raise the first error of any key. The time does not count as stall."""
         queue = self._queue
         with queue.changed:
             queue.changed.wait_for(lambda: not queue.queued and not queue.running)
@@ -109,7 +109,7 @@ class Mapper:
         self._raise(keys)
 
     def close(self) -> None:
-        """Finish what is queued, then stop the thread. Errors nobody waited for are dropped. Idempotent."""
+        """Finish queued work, then stop the thread. Errors that were not waited for are lost. Idempotent."""
         _stop(self._queue)
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -141,7 +141,7 @@ def _serve(queue: _Queue) -> None:
             if key is None:
                 if not queue.queued:  # closing
                     return
-                queue.changed.wait()  # its earlier work still runs elsewhere
+                queue.changed.wait()  # earlier work of the key still runs in another thread
                 continue
             work = queue.queued.pop(key)
             queue.running.add(key)

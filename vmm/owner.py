@@ -1,4 +1,5 @@
-"""Which process a thing belongs to: memory mapped here is shared with forked children, its books are not."""
+"""Which process owns an object. A forked child shares mapped memory with its parent but not the books of it,
+so only the owner may use either."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ import threading
 
 
 class WrongProcess(RuntimeError):
-    """Something is used in a forked child that belongs to the parent; nothing was touched."""
+    """A forked child used an object of its parent. Nothing was touched."""
 
 
 class OwnerProcess:
-    """Remembers which process made something. `what` names it in errors."""
+    """Remembers which process made an object. `what` names the object in errors."""
 
     __slots__ = ("_pid", "_what")
 
@@ -21,7 +22,7 @@ class OwnerProcess:
 
     @property
     def here(self) -> bool:
-        """False in a child that was forked since."""
+        """Whether this process made the object; False in a forked child."""
         return os.getpid() == self._pid
 
     def require(self) -> None:
@@ -34,18 +35,18 @@ class OwnerProcess:
 
 
 class OwnedLock:
-    """A lock that only its owner may take. A child might inherit it locked, so it must not even wait."""
+    """A lock that only its owner process may take. A forked child may inherit it locked, so it can't wait."""
 
     def __init__(self, what: str) -> None:
         self.owner = OwnerProcess(what)
         self._lock = threading.Lock()
 
     def acquire(self, blocking: bool = True) -> bool:
-        """As of a lock; False in a forked child."""
+        """As `threading.Lock.acquire`; returns False in a forked child."""
         return self.owner.here and self._lock.acquire(blocking)
 
     def release(self) -> None:
-        """As of a lock."""
+        """As `threading.Lock.release`."""
         self._lock.release()
 
     def __enter__(self) -> None:

@@ -1,11 +1,12 @@
-"""Physical pages of one size under a byte budget, counted by reference.
+"""A pool of physical pages of one size, under a budget in bytes, with reference counts.
 
     budget   [ in use (refs > 0) | free (refs = 0, memory kept) | not created ]
              └──────────── created ─────────────────────────────┘
                                  └───────────── available ──────────────────┘
 
-A page is known by its id. Ids and the memory behind them are reused lowest first: on the host driver that
-keeps neighbours in the file neighbours in the address space, which the kernel then merges into one mapping.
+A page is named by its id. Ids and the memory behind them are reused lowest first. On the host driver, pages
+that are neighbours in the file then tend to be neighbours in the address space too, and the operating system
+merges their mappings into one.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from .driver import ArgumentError, Driver, OutOfMemory
 class PagePool:
     """Pages of `page_bytes` (a multiple of the driver's granularity), at most `budget_bytes` of them.
 
-    Exhaustion is a value: `acquire` returns None. Thread-safe.
+    `acquire` returns None when pages run out. Thread-safe.
 
-    Raises `ValueError` for a page size that is no positive multiple of the granularity or a negative budget.
+    Raises `ValueError` for a page size that is not a positive multiple of the granularity, or for a negative
+    budget.
     """
 
     def __init__(self, driver: Driver, page_bytes: int, budget_bytes: int) -> None:
@@ -45,7 +47,7 @@ class PagePool:
     # Pages
 
     def acquire(self, n: int) -> list[int] | None:
-        """`n` pages with one reference each, or None, and nothing taken, when budget or memory are short."""
+        """Take `n` pages with one reference each. Returns None and takes none if memory is short."""
         if n < 0:
             raise ValueError(f"cannot acquire {n} pages")
         with self._lock:
@@ -55,20 +57,20 @@ class PagePool:
                 while len(self._free) < n:
                     self._create()
             except OutOfMemory:
-                return None  # what was created stays, free
+                return None  # pages created so far stay, as free pages
             pages = [heapq.heappop(self._free) for _ in range(n)]
             for page in pages:
                 self._refs[page] = 1
             return pages
 
     def retain(self, page: int) -> None:
-        """One more reference to a page in use."""
+        """Add a reference to a page in use."""
         with self._lock:
             self._require_used(page)
             self._refs[page] += 1
 
     def release(self, page: int) -> None:
-        """One reference less; at none the page is free, its memory kept for the next `acquire`."""
+        """Drop a reference. Without any the page is free; its memory is kept for the next `acquire`."""
         with self._lock:
             self._require_used(page)
             self._refs[page] -= 1
@@ -76,7 +78,7 @@ class PagePool:
                 heapq.heappush(self._free, page)
 
     def retain_all(self, pages: Iterable[int]) -> None:
-        """`retain` each page (a page may come more than once), or none of them."""
+        """`retain` all pages or none of them. A page may be named more than once."""
         with self._lock:
             pages = list(pages)
             for page in pages:
@@ -104,7 +106,7 @@ class PagePool:
     # Memory
 
     def reserve(self, n: int) -> int:
-        """Create pages up front until `n` could be acquired without the driver; the number that could."""
+        """Create pages until `n` can be acquired without driver calls. Returns how many can."""
         with self._lock:
             try:
                 while len(self._free) < n and self._created < self._budget:
@@ -114,12 +116,12 @@ class PagePool:
             return min(n, len(self._free))
 
     def trim(self) -> int:
-        """Give the memory of every free page back to the driver; the bytes given back."""
+        """Give the memory of every free page back to the driver. Returns the bytes given back."""
         with self._lock:
             return self._give_back(len(self._free))
 
     def resize(self, budget_bytes: int) -> None:
-        """Change the budget. When lowered, free pages beyond it are given back at once.
+        """Change the budget. If it is lowered, free pages beyond it are given back at once.
 
         Raises `ValueError` if the pages in use alone do not fit.
         """
@@ -135,7 +137,7 @@ class PagePool:
 
     @property
     def budget_bytes(self) -> int:
-        """Most bytes that may be created, in whole pages."""
+        """Maximum bytes that may be created, in whole pages."""
         return self._budget * self.page_bytes
 
     @property
@@ -145,7 +147,7 @@ class PagePool:
 
     @property
     def in_use_bytes(self) -> int:
-        """Bytes of pages with a reference, each page once."""
+        """Bytes of pages with a reference. Each page counts once."""
         return self._used * self.page_bytes
 
     @property
@@ -155,11 +157,11 @@ class PagePool:
 
     @property
     def available_pages(self) -> int:
-        """Pages that could be acquired: free ones and those the budget still lets create."""
+        """Pages that could be acquired: free pages, and pages that the budget still allows to create."""
         return self._budget - self._used
 
     def check(self) -> None:
-        """Recount: free + in use = created <= budget, and no page is in two places."""
+        """Raise AssertionError unless free + in use = created <= budget and no page is in two places."""
         with self._lock:
             ids = range(len(self._refs))
             assert len(self._handles) == len(self._refs), "page tables differ in length"
@@ -206,7 +208,7 @@ class PagePool:
         heapq.heappush(self._free, page)
 
     def _give_back(self, n: int) -> int:
-        """Release the memory of `n` free pages, highest ids first; bytes given back."""
+        """Release the memory of `n` free pages, highest ids first. Returns the bytes given back."""
         self._free.sort()  # still a heap
         given = 0
         while given < n:

@@ -1,7 +1,7 @@
-"""Epochs: what a submitted step may still touch is taken away only when it is done.
+"""Epochs: memory that a submitted step may touch is taken away only after the step is done.
 
 Driver calls are not ordered with work on a stream, so unmapping a page under a running kernel is fatal. Each
-submitted step is an epoch with an event; clean-up registered now waits for the last step submitted so far.
+submitted step is an epoch with an event. Clean-up waits for all steps submitted before it was registered.
 
     submit ─ 1 ────── 2 ────── 3 ───────────────────> time
                  retire(a)  retire(b)   retire(c)
@@ -17,21 +17,21 @@ from typing import Protocol
 
 
 class Event(Protocol):
-    """What `torch.cuda.Event` offers."""
+    """The part of `torch.cuda.Event` that is used here."""
 
     def query(self) -> bool:
         """Whether the work before the event is done."""
 
     def synchronize(self) -> None:
-        """Wait for it."""
+        """Wait until the work before the event is done."""
 
 
 class Retirement:
     """Clean-up that waits for the device. Thread-safe; functions run outside its lock, in order of `retire`.
 
-    A step counts as done only when every earlier one is. A function that raises is not run again: whoever
-    registered it keeps books that stay true (see `AddressSpace`). The others still run, then the first error
-    is raised.
+    A step counts as done only if every earlier one is done. A function that raises is not run again; its
+    owner must keep its own books correct (see `AddressSpace`). The other functions still run, then the first
+    error is raised.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Retirement:
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def submit(self, event: Event | None) -> int:
-        """A step was handed to the device; returns its epoch. `event` None: it is complete already."""
+        """Record a step submitted to the device and return its epoch. `event` is None if it is done."""
         with self._lock:
             self._epoch += 1
             if event is not None:
@@ -60,7 +60,7 @@ class Retirement:
             self.poll()
 
     def poll(self) -> int:
-        """Run what is due without waiting; the number of functions run."""
+        """Run the functions that are due, without waiting. Returns how many ran."""
         with self._lock:
             while self._in_flight and self._in_flight[0][1].query():
                 self._in_flight.popleft()
@@ -83,16 +83,16 @@ class Retirement:
 
     @property
     def pending(self) -> int:
-        """Functions that wait."""
+        """Number of functions that wait."""
         return len(self._waiting)
 
     @property
     def in_flight(self) -> int:
-        """Submitted steps not known to be done."""
+        """Number of submitted steps that are not known to be done."""
         return len(self._in_flight)
 
     def check(self) -> None:
-        """Epochs rise in both queues and nothing waits for a step that never was."""
+        """Raise AssertionError unless epochs rise in both queues and all of them were submitted."""
         with self._lock:
             for queue in (self._in_flight, self._waiting):
                 epochs = [epoch for epoch, _ in queue]

@@ -1,14 +1,14 @@
 """The books of a driver: reservations, allocations and mappings, and CUDA's rules about them.
 
-`HostDriver` and `AccountingDriver` ask here before they act and tell it afterwards; a refusal is the error
-code the CUDA driver gives. No memory is touched in this file.
+`HostDriver` and `AccountingDriver` check a call here before they act and record it afterwards. A refused call
+raises the error code of the CUDA driver. No memory is touched in this file.
 
     reservation   [ slot | slot | slot | slot | slot | slot ]      slot = gcd of the sizes mapped in it so far
     mappings      [ A    | .    | B    | B    | .    | .    ]      A one slot, B (a larger allocation) two
 
-Each covered slot points at its mapping, so "is anything here?" is one dictionary look-up, whatever the
-number of mappings. When a mapping does not fit the slot size, the reservation is re-indexed with a smaller
-one; that can happen log2(slot / granularity) times.
+Each covered slot points at its mapping, so finding the mapping at an address takes one dictionary look-up for
+any number of mappings. If a mapping does not fit the slot size, the reservation is re-indexed with a smaller
+slot size. That can happen at most log2(slot / granularity) times.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def invalid(call: str, hint: str) -> DriverError:
 
 
 class Allocation:
-    """Physical memory: lives while its handle is held or it is mapped."""
+    """Physical memory. It exists while its handle is held or it is mapped."""
 
     __slots__ = ("charged", "descriptor", "handle", "held", "mapped", "offset", "size")
 
@@ -34,9 +34,9 @@ class Allocation:
         self.handle = handle
         self.size = size
         self.charged = charged  # counts against this driver's budget (imported memory does not)
-        self.held = True  # its handle was not released yet
+        self.held = True  # its handle is not released yet
         self.mapped = 0  # number of mappings
-        self.descriptor = -1  # where the memory is: for the driver that has some
+        self.descriptor = -1  # where the memory is, set by a driver that has memory
         self.offset = 0
 
 
@@ -53,7 +53,7 @@ class Mapping:
 
 
 class Reservation:
-    """A range of addresses and what is mapped in it."""
+    """A range of addresses and the mappings in it."""
 
     __slots__ = ("base", "end", "slot_bytes", "slots")
 
@@ -64,7 +64,7 @@ class Reservation:
         self.slots: dict[int, Mapping] = {}
 
     def fit(self, offset: int, size: int) -> int:
-        """Slot size in which a mapping at `offset` is whole slots; re-indexes when it must shrink."""
+        """The slot size with which a mapping at `offset` is whole slots. Re-indexes if that is smaller."""
         unit = math.gcd(self.slot_bytes, offset, size)
         if unit != self.slot_bytes:
             if self.slots:
@@ -80,7 +80,7 @@ class Reservation:
 
 
 class Shadow:
-    """The books. Not thread-safe: the driver holds its lock around a look-up and the change that follows."""
+    """The books. Not thread-safe: the driver holds its lock during a check and the change that follows."""
 
     def __init__(self, granularity: int, budget: int) -> None:
         self.granularity = granularity
@@ -95,7 +95,7 @@ class Shadow:
     # Addresses
 
     def check_reserve(self, size: int, align: int) -> int:
-        """The alignment to use for a valid request."""
+        """Check a reservation and return the alignment to use."""
         align = align or self.granularity
         if size <= 0 or size % self.granularity:
             raise invalid("reserve", f"size {size:,} is not a positive multiple of {self.granularity:,}")
@@ -153,7 +153,7 @@ class Shadow:
         return allocation
 
     def release(self, handle: int) -> Allocation | None:
-        """Forget the handle; the allocation if that was the last that held it."""
+        """Forget the handle. Returns the allocation if nothing holds it any more."""
         allocation = self.allocation("release", handle)
         del self.allocations[handle]
         allocation.held = False
@@ -194,7 +194,7 @@ class Shadow:
         self.mapping_count += 1
 
     def covering(self, call: str, va: int, size: int) -> tuple[Reservation, list[Mapping]]:
-        """The mappings that fill [va, va + size) exactly: whole ones, without a gap."""
+        """The mappings that exactly fill [va, va + size): whole ones, without a gap."""
         reservation = self._within(call, va, size)
         unit = reservation.slot_bytes
         base = reservation.base
@@ -212,7 +212,7 @@ class Shadow:
         return reservation, found
 
     def remove_mappings(self, reservation: Reservation, mappings: list[Mapping]) -> list[Allocation]:
-        """Forget mappings; the allocations that nothing holds any more."""
+        """Forget mappings. Returns the allocations that nothing holds any more."""
         unit = reservation.slot_bytes
         slots = reservation.slots
         gone = []
@@ -228,7 +228,7 @@ class Shadow:
         return gone
 
     def mappings(self, va: int, size: int) -> list[MappedRange]:
-        """Everything mapped in [va, va + size), by address."""
+        """All mappings in [va, va + size), by address."""
         reservation = self._within("mappings", va, size)
         unit = reservation.slot_bytes
         found: list[MappedRange] = []
@@ -247,14 +247,14 @@ class Shadow:
         return found
 
     def clear(self) -> None:
-        """Forget everything: the driver has given it all back."""
+        """Forget everything, after the driver has given it all back."""
         self.reservations.clear()
         self.allocations.clear()
         self._bases.clear()
         self.mapping_count = self.used = 0
 
     def check(self) -> None:
-        """Recount everything from the mappings; raises AssertionError when the books disagree."""
+        """Recount everything from the mappings. Raises AssertionError if the books disagree."""
         mapped: dict[int, int] = {}
         alive = dict(self.allocations)
         total = 0

@@ -1,4 +1,4 @@
-"""A driver governed by `Shadow`: rules, lock and clean-up here, memory (if any) in the subclass."""
+"""The base of drivers that use `Shadow`: rules, locking and clean-up. A subclass adds memory, if any."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 class ShadowedDriver:
     """Template of a software driver.
 
-    Each public call checks the rules, lets a `_do_*` method of the subclass act, then writes the books: a
-    refusal or a failing system call changes nothing. One plain lock guards all of it.
+    Each public call checks the rules, calls a `_do_*` method of the subclass, then updates the books. So a
+    refused call or a failing system call changes nothing. One lock guards all of it.
     """
 
     name = "shadowed"
@@ -34,7 +34,7 @@ class ShadowedDriver:
         self._closed = False
         self._deferred: deque[Callable[[], None]] = deque()
 
-    # What the subclass does
+    # Implemented by the subclass
 
     def _do_reserve(self, size: int, align: int) -> int:
         raise NotImplementedError
@@ -55,7 +55,7 @@ class ShadowedDriver:
         pass
 
     def _do_discard(self, allocation: Allocation) -> None:
-        """Nothing holds the memory any more. Must not raise: the books are written."""
+        """Give back memory that nothing holds any more. Must not raise: the books are updated already."""
 
     # The calls
 
@@ -142,17 +142,17 @@ class ShadowedDriver:
             return self.shadow.mappings(va, size)
 
     def synchronize(self) -> None:
-        """Nothing runs behind the caller's back on a CPU."""
+        """Does nothing: on a CPU no work runs asynchronously."""
 
     def defer(self, clean_up: Callable[[], None]) -> None:
-        """See `Driver.defer`: at once unless a call is under way, else right after it."""
+        """See `Driver.defer`. Runs at once, or right after the call that is under way."""
         self._deferred.append(clean_up)
         if self._lock.acquire(blocking=False):
             self._lock.release()
             self._run_deferred()
 
     def check(self) -> None:
-        """Recount the books; raises AssertionError when they disagree."""
+        """Recount the books. Raises AssertionError if they disagree."""
         with self._lock:
             self.shadow.check()
 
@@ -168,5 +168,5 @@ class ShadowedDriver:
                 return
             try:
                 clean_up()
-            except Exception:  # the call it happened to follow has nothing to do with it
+            except Exception:  # it must not fail the unrelated call that it follows
                 _log.exception("giving back the memory of a collected object failed")

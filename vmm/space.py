@@ -2,14 +2,14 @@
 
     row 0  | 4 | 7 | 2 |   .   .   .   |     live: page table (4, 7, 2), room for 3 pages more
     row 1  | 4 | 9 |   .   .   .   .   |     page 4 is an alias: mapped at two addresses, read-only here
-    row 2  | 5 | 1 ┊ 8 ┊ .   .   .   . |     truncated to (5, 1); 8 is retiring: still mapped, still in use
+    row 2  | 5 | 1 ┊ 8 ┊ .   .   .   . |     truncated to (5, 1); 8 is retiring: cut off but still mapped
     row 3  | 3 | 6 |   .   .   .   .   |     parked: mapped, waiting to be adopted or reclaimed
            └──────── pitch ────────────┘
 
-Invariants, proven by `check()`:
-- the mapped pages of a row are the first of its range, without a gap: its table, then its retiring tail;
-- every mapping holds one reference of its page; a page goes back to the pool with its last reference;
-- what the driver says is mapped is exactly that.
+Invariants, which `check()` proves:
+- The mapped pages of a row are the first of its range, without a gap: its table, then its retiring tail.
+- Every mapping holds one reference to its page. A page returns to the pool with its last reference.
+- The driver reports exactly these mappings.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class AddressSpace:
     """`rows` rows of `row_bytes` bytes each, of which the first pages are mapped. Thread-safe.
 
     Args:
-        driver: who reserves and maps.
-        pool: where pages come from; its page size is the size of every mapping.
+        driver: reserves and maps.
+        pool: supplies the pages; its page size is the size of every mapping.
         rows: number of rows, all in one reservation, `pitch` bytes apart.
-        row_bytes: bytes of a row; the pitch is that, rounded up to a page.
-        retirement: when unmapping is safe; None: always (a CPU).
+        row_bytes: bytes of a row. The pitch is `row_bytes` rounded up to whole pages.
+        retirement: decides when unmapping is safe; None if it always is, as on a CPU.
 
-    A `ValueError` means a wrong argument and that nothing happened. A `DriverError` comes after everything
-    was put back; should even unmapping fail, the pages concerned stay mapped and in use as a retiring tail
-    that the next call on the row tries to unmap again.
+    A `ValueError` means that an argument is wrong and nothing happened. When a `DriverError` is raised, the
+    call has been undone. If even undoing fails, the pages concerned stay mapped and in use as a retiring
+    tail, and the next call on the row tries again to unmap them.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class AddressSpace:
         return self.extend_all((row,), n_pages)
 
     def extend_all(self, rows: Sequence[int], n_pages: int | Sequence[int]) -> bool:
-        """Grow several rows, each by `n_pages` (or its own number) of private pages: all or nothing.
+        """Grow several rows, each by `n_pages` (or its own number) of private pages. All or nothing.
 
-        False when the pool is short, and nothing changed. Acquires every page, then maps, then grants
-        access with one call per contiguous span. Pages of the row's own that were truncated but are not
-        unmapped yet are taken back without a driver call if nobody else refers to them; else the device is
-        waited for.
+        Returns False and changes nothing if the pool is short. Acquires every page, then maps, then grants
+        access with one call per contiguous span. A row's own pages that are truncated but still mapped are
+        taken back without a driver call if they have no other reference; otherwise the call waits for the
+        device.
         """
         counts = [n_pages] * len(rows) if isinstance(n_pages, int) else list(n_pages)
         if len(counts) != len(rows):
@@ -114,10 +114,10 @@ class AddressSpace:
                 polled = True
 
     def alias(self, row: int, pages: Sequence[int], access: Access = Access.READ) -> None:
-        """Append pages that are in use elsewhere, at no cost in memory.
+        """Append pages that are in use elsewhere. This takes no memory.
 
-        Read-only where the driver can, so that a write to a shared page cannot go unnoticed. The next
-        `extend` continues on a private page. Waits for the device if the row has retiring pages.
+        They are mapped read-only if the driver can do that, so that a write to a shared page faults. The
+        next `extend` continues on a private page. Waits for the device if the row has retiring pages.
         """
         pages = list(pages)
         while True:
@@ -133,7 +133,7 @@ class AddressSpace:
     # Shrinking
 
     def truncate(self, row: int, n_pages: int) -> None:
-        """Keep the first `n_pages` pages of a row. The others are unmapped, in one call, once that is safe.
+        """Keep the first `n_pages` pages of a row. The others are unmapped, in one call, once it is safe.
 
         Until then they count as in use (`retiring_bytes`).
         """
@@ -147,7 +147,7 @@ class AddressSpace:
         self._retire([(row, stamp)])
 
     def clear(self, row: int) -> None:
-        """`truncate` to nothing."""
+        """`truncate` to no pages."""
         self.truncate(row, 0)
 
     def park(self, row: int) -> None:
@@ -169,8 +169,8 @@ class AddressSpace:
     def reclaim(self, n_pages: int) -> int:
         """Free at least `n_pages` pages from the tails of parked rows, least recently parked first.
 
-        Returns the pages that are, or after retirement will be, free: fewer if there are no more, a page
-        being freed only by its last reference. Emptied rows stay parked.
+        Returns how many pages are free now or will be after retirement. That may be fewer than asked for,
+        since a page is freed only with its last reference. Emptied rows stay parked.
         """
         with self._lock:
             keep: dict[int, int] = {}
@@ -189,16 +189,16 @@ class AddressSpace:
             for row, first in keep.items():
                 pages = self._rows[row].pages
                 while first < len(pages) and pages[first] not in freed:
-                    first += 1  # somebody else needs this page anyway: unmapping it here frees nothing
+                    first += 1  # this page has other references: unmapping it here frees nothing
                 if first < len(pages):
                     cut.append((row, self._cut(row, first)))
         self._retire(cut)
         return len(freed)
 
     def settle(self) -> None:
-        """Wait for the device and unmap every retiring page, those included that could not be before.
+        """Wait for the device and unmap every retiring page, including those whose unmap failed before.
 
-        An unmap that fails is raised after all others were tried.
+        If an unmap fails, the others are still tried, then the first error is raised.
         """
         self.retirement.drain()
         with self._lock:
@@ -217,7 +217,7 @@ class AddressSpace:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Tables and the pool's counts do not change while this thread is inside."""
+        """A `with` block in which no other thread changes the page tables."""
         with self._lock:
             yield
 
@@ -228,11 +228,11 @@ class AddressSpace:
             return tuple(self._parked)
 
     def mapped(self, row: int) -> int:
-        """Pages of a row that may be used."""
+        """Number of pages of a row that may be used."""
         return len(self._row(row).pages)
 
     def retiring(self, row: int) -> int:
-        """Pages of a row that were truncated but are still mapped; a row without any grows without a wait."""
+        """Number of truncated pages of a row that are still mapped. Without any, growing need not wait."""
         return len(self._row(row).tail)
 
     def pages(self, row: int) -> tuple[int, ...]:
@@ -243,7 +243,7 @@ class AddressSpace:
     def private(self, row: int, start: int = 0, held: Callable[[int], int] = lambda _: 0) -> bool:
         """Whether the pages from position `start` on are writable and mapped nowhere else.
 
-        `held(page)`: references from holders that do not map the page.
+        `held(page)`: number of references from holders that do not map the page.
         """
         with self._lock:
             state = self._row(row)
@@ -259,12 +259,12 @@ class AddressSpace:
 
     @property
     def reserved_bytes(self) -> int:
-        """Addresses reserved."""
+        """Bytes of reserved addresses."""
         return 0 if self._closed else self.rows * self.pitch
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes mapped by live and parked rows, a page once per row that maps it."""
+        """Bytes mapped by live and parked rows. A page counts once for every row that maps it."""
         return self._table_pages * self.page_bytes
 
     @property
@@ -273,7 +273,7 @@ class AddressSpace:
         return self._tail_pages * self.page_bytes
 
     def retiring_references(self) -> Counter[int]:
-        """How often each page is still mapped by a retiring tail, where nobody uses it any more."""
+        """How often each page is mapped by retiring tails."""
         with self._lock:
             return Counter(entry.page for state in self._rows for entry in state.tail)
 
@@ -294,10 +294,10 @@ class AddressSpace:
         offset: int = 0,
         owner: object = None,
     ) -> torch.Tensor:
-        """View of the reservation from byte `offset` on; strides in elements, None: row-major.
+        """View of the reservation from byte `offset` on. Strides are in elements; None for row-major.
 
-        It may cover addresses where nothing is mapped; those must not be touched. It keeps `owner` alive, not
-        this space: the caller, or `owner`, does.
+        It may cover addresses where nothing is mapped; those must not be touched. It keeps `owner` alive but
+        not this space: the caller, or `owner`, must do that.
         """
         stride = contiguous_stride(shape) if stride is None else tuple(stride)
         end = offset + span_bytes(shape, stride, dtype.itemsize)
@@ -309,10 +309,10 @@ class AddressSpace:
         return self.driver.tensor(self.base + offset, shape, stride, dtype, owner)
 
     def check(self, holders: Mapping[int, int] | None = None) -> None:
-        """Prove the invariants above; raises AssertionError.
+        """Raise AssertionError unless the invariants above hold.
 
-        `holders`: references each page has from elsewhere. With them the pool's counts must match exactly,
-        without them they must at least cover the mappings.
+        `holders`: number of references to each page from elsewhere. If given, the pool's counts must match
+        exactly; otherwise they must be at least the number of mappings.
         """
         with self._lock:
             expected: list[tuple[int, int, int]] = []
@@ -352,7 +352,7 @@ class AddressSpace:
                     assert access[at] >= due_access, f"row {row} page {index}: access {access[at].name}"
 
     def close(self) -> None:
-        """Wait for the device, unmap everything, give pages and addresses back. Idempotent."""
+        """Wait for the device, unmap everything, give back pages and addresses. Idempotent."""
         if self._closed:
             return
         self.retirement.drain()
@@ -370,7 +370,7 @@ class AddressSpace:
                     raise
             self._closed = True
 
-    # Inside, with the lock held (except where said)
+    # Internal. The caller holds the lock, unless the docstring says otherwise.
 
     def _grow(self, wanted: Sequence[tuple[int, int]], revived: Mapping[int, int], pages: list[int]) -> None:
         jobs: list[tuple[int, list[int]]] = []
@@ -387,7 +387,7 @@ class AddressSpace:
             self._append(row, new, Access.READ_WRITE)
 
     def _map(self, jobs: Sequence[tuple[int, list[int]]], access: Access) -> None:
-        """Map pages behind what each row has mapped, rows ascending; or give up every reference and raise."""
+        """Map pages behind those of each row, rows ascending. On failure drop every reference and raise."""
         driver, size = self.driver, self.page_bytes
         spans: list[list[int]] = []  # [first address, end], merged where they touch
         done = 0
@@ -419,7 +419,7 @@ class AddressSpace:
                 try:
                     self.driver.unmap(va, len(mapped) * self.page_bytes)
                 except DriverError as error:
-                    # Still mapped, so still in use: a tail that no step has seen.
+                    # The pages are still mapped, so still in use: keep them as a tail that no step has seen.
                     state.strand(mapped)
                     self._tail_pages += len(mapped)
                     cause.add_note(f"and {len(mapped)} pages of row {row} could not be unmapped: {error}")
@@ -431,7 +431,7 @@ class AddressSpace:
         self._table_pages += len(pages)
 
     def _cut(self, row: int, keep: int) -> int:
-        """Move the pages from position `keep` on to the retiring tail; the stamp they bear."""
+        """Move the pages from position `keep` on to the retiring tail. Returns their stamp."""
         self._stamp += 1
         moved = self._rows[row].cut(keep, self._stamp)
         self._table_pages -= moved
@@ -439,7 +439,7 @@ class AddressSpace:
         return self._stamp
 
     def _retire(self, cut: Sequence[tuple[int, int]]) -> None:
-        """Without the lock: have tails unmapped as soon as that is safe, each even if another fails."""
+        """Unmap tails as soon as it is safe, each even if another fails. Call it without the lock."""
         errors: list[DriverError] = []
         for row, stamp in cut:
             try:
@@ -450,7 +450,7 @@ class AddressSpace:
             raise errors[0]
 
     def _settle(self, row: int, stamp: int) -> None:
-        """Unmap, in one call, the part of a row's tail that was cut off at `stamp` or before."""
+        """Unmap in one call the part of a row's tail that was cut off at `stamp` or before."""
         with self._lock:
             state = self._rows[row]
             due = state.due(stamp)
@@ -467,7 +467,7 @@ class AddressSpace:
             self.pool.release_all(state.drop(due))
 
     def _settle_rows(self, rows: Sequence[int]) -> None:
-        """Without the lock: wait for the device and unmap the tails of `rows`."""
+        """Wait for the device and unmap the tails of `rows`. Call it without the lock."""
         with self._lock:
             stamp = self._stamp
         self.retirement.drain()

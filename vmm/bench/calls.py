@@ -25,9 +25,9 @@ EACH, ONCE = "set_access, page", "set_access, all"
 
 
 def call_latencies(driver: Driver, page_bytes: int, span: int, rounds: int) -> list[Latency]:
-    """Latency of every call, `rounds` times over; needs `span` free pages, and gives them back."""
+    """Latencies of every call over `rounds` rounds. Needs `span` free pages and gives them back."""
     watch = Stopwatch()
-    _round(driver, page_bytes, span, watch)  # loads what is loaded once
+    _round(driver, page_bytes, span, watch)  # warm-up
     watch.samples.clear()
     for _ in range(rounds):
         _round(driver, page_bytes, span, watch)
@@ -80,7 +80,7 @@ def _round(driver: Driver, page_bytes: int, span: int, watch: Stopwatch) -> None
 
 
 class Grants(NamedTuple):
-    """Access to `span` pages whose memory is there: microseconds by one call each, and by one call."""
+    """Microseconds to grant access to `span` pages: by one call per page, and by one call for all."""
 
     page_bytes: int
     span: int
@@ -89,7 +89,7 @@ class Grants(NamedTuple):
 
 
 def compare_grants(latencies: Iterable[Latency]) -> list[Grants]:
-    """What granting once per span saves, from medians."""
+    """Compare granting access per page with granting once per span, from medians."""
     found: dict[tuple[int, int], dict[str, float]] = {}
     for row in latencies:
         found.setdefault((row.page_bytes, row.span), {})[row.call] = row.median_us
@@ -101,5 +101,5 @@ def compare_grants(latencies: Iterable[Latency]) -> list[Grants]:
 
 
 def rounds_for(span: int, spans: Sequence[int], most: int) -> int:
-    """Rounds of a span: `most` for the shortest, fewer for longer ones, at least 10."""
+    """Number of rounds for a span: `most` for the shortest, fewer for longer spans, at least 10."""
     return max(10, most * min(spans) // span)

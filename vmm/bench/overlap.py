@@ -1,10 +1,10 @@
-"""Mapping in the background: what the calls cost while the device computes, and what they cost it.
+"""Mapping in the background: latency of calls while the device computes, and of the work meanwhile.
 
-    this thread    map  set_access  unmap │ map  set_access  unmap │ ...   rows that the work does not touch
+    this thread    map  set_access  unmap │ map  set_access  unmap │ ...   pages that the work does not touch
     another one    matmul ─────────── matmul ─────────── matmul ─────      CPU: a matmul; CUDA: many
 
-Both are measured alone first. Calls are not ordered with work on a stream; what a driver does about that
-(`unmap` may wait for the device) shows as latency here.
+Both are measured alone first. Calls are not ordered with work on a stream. If a driver waits for the device
+itself, as `unmap` may, that shows as latency here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .timing import Latency, Stopwatch
 SPAN = 8
 """Pages per grown range: about what a prompt chunk needs at once."""
 Work = Callable[[], int]
-"""One unit of computation; its nanoseconds."""
+"""Does one unit of computation and returns its nanoseconds."""
 
 
 def overlap_latencies(driver: Driver, page_bytes: int, rounds: int) -> list[Latency]:
-    """Calls and units of work, alone and beside each other; needs `SPAN` free pages, and gives them back."""
+    """Latencies of calls and of work, alone and together. Needs `SPAN` free pages and gives them back."""
     watch = Stopwatch()
     work = cpu_work() if driver.device.type == "cpu" else cuda_work(driver)
     size = SPAN * page_bytes
@@ -76,7 +76,7 @@ def overlap_latencies(driver: Driver, page_bytes: int, rounds: int) -> list[Late
 
 
 def cpu_work() -> Work:
-    """A matmul of half a megabyte, which releases the GIL."""
+    """Work for a CPU: a matmul of half a megabyte, which releases the GIL."""
     import torch
 
     a, b, out = torch.ones(384, 384), torch.ones(384, 384), torch.empty(384, 384)
@@ -90,7 +90,7 @@ def cpu_work() -> Work:
 
 
 def cuda_work(driver: Driver) -> Work:
-    """Some milliseconds of matmul on a stream of its own."""
+    """Work for a GPU: some milliseconds of matmul on a separate stream."""
     import torch
 
     with torch.cuda.device(driver.device):

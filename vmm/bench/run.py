@@ -1,4 +1,4 @@
-"""The whole benchmark of one device: which page sizes and spans, and the report."""
+"""The benchmark of one device: chooses page sizes and spans, runs the measurements, makes the report."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def bench(
     smoke: bool = False,
     progress: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
-    """Measure a device; the report is ready for JSON.
+    """Measure a device and return a report that can be written as JSON.
 
-    `pages`: page sizes in bytes, multiples of the granularity; none: two usual ones (`smoke`: one).
-    `smoke`: few rounds, to see that it runs. `progress` is told what is measured.
-    Raises `ValueError` for a page size that is impossible on the device, `DriverUnavailable` without one.
+    `pages`: page sizes in bytes, multiples of the granularity; if empty, two usual ones (`smoke`: one).
+    `smoke`: do few rounds, only to see that it runs. `progress` is called with what is measured next.
+    Raises `ValueError` for a page size that is impossible on the device, `DriverUnavailable` if there is no
+    such device.
     """
     kind = device.partition(":")[0]
     chosen = tuple(pages) or PAGES[kind][: 1 if smoke else None]
@@ -42,7 +43,7 @@ def _measure(
     smoke: bool,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """`exact`: a page size that is no multiple of the granularity is an error, else it is rounded up."""
+    """`exact`: raise ValueError for a page that is not a multiple of the granularity, else round it up."""
     calls: list[Latency] = []
     overlap: list[Latency] = []
     about: dict[str, Any] = {}
@@ -71,5 +72,5 @@ def _measure(
 
 
 def _open(device: str, page: int) -> Driver:
-    """The driver, on a CPU with pages of that size: the largest granularity that it is a multiple of."""
+    """Open the driver. On a CPU the granularity is the largest power of two that divides the page."""
     return open_driver(device, **({"granularity": page & -page} if device == "cpu" else {}))

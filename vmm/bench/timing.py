@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes on one thread meanwhile: threads that wait for a processor would be in the figures."""
+    """Let torch compute on one thread, so that threads waiting for a processor don't distort the figures."""
     import torch
 
     before = torch.get_num_threads()
@@ -25,7 +25,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Latency(NamedTuple):
-    """Microseconds of one kind of call on pages of `page_bytes`; `span`: pages mapped side by side."""
+    """Latency of one kind of call on pages of `page_bytes`, `span` of them mapped side by side."""
 
     page_bytes: int
     span: int
@@ -42,18 +42,18 @@ class Stopwatch:
         self.samples: dict[str, list[int]] = {}
 
     def time(self, label: str, call: Callable[..., Value], *args: object) -> Value:
-        """The value of a call, whose duration is kept."""
+        """Make a call, record its duration and return its value."""
         start = perf_counter_ns()
         value = call(*args)
         self.add(label, perf_counter_ns() - start)
         return value
 
     def add(self, label: str, nanoseconds: int) -> None:
-        """Keep a duration that was measured otherwise."""
+        """Record a duration that was measured elsewhere."""
         self.samples.setdefault(label, []).append(nanoseconds)
 
     def latencies(self, page_bytes: int, span: int) -> list[Latency]:
-        """Summary of every label, in the order in which they came first."""
+        """Summary of every label, in order of first use."""
         return [
             Latency(page_bytes, span, label, median(times) / 1e3, percentile(times, 99) / 1e3, len(times))
             for label, times in self.samples.items()
@@ -61,6 +61,6 @@ class Stopwatch:
 
 
 def percentile(samples: list[int], percent: int) -> int:
-    """The smallest sample that at least `percent` % of them do not exceed."""
+    """The smallest sample that at least `percent` % of the samples do not exceed."""
     ordered = sorted(samples)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]

@@ -1,8 +1,8 @@
-"""What every driver of virtual memory must do, as rules that run on any of them.
+"""The rules that every driver of virtual memory must obey, as checks that run on any driver.
 
     specification.RULES ──> suite.Suite ──(name)──> worker process: Sandbox, rule.check
                                         <─(result)─ pass / fail / not supported
 
-The rules run in a process of their own, because some must fault and any may crash: a poisoned GPU context
-dies with its process. `vattn vmm test` prints the table.
+The rules run in a process of their own, because some must fault and any may crash. A poisoned GPU context
+ends with its process. `vattn vmm test` prints the table.
 """

@@ -1,4 +1,4 @@
-"""Rules about access rights. That they are enforced is shown in `faults`."""
+"""Rules about access rights. The rules in `faults` check that they are enforced."""
 
 from __future__ import annotations
 

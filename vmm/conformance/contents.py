@@ -1,4 +1,4 @@
-"""Rules about what is seen through addresses: aliases, and tensors over ranges."""
+"""Rules about the contents seen at addresses: through aliases, and through tensors over ranges."""
 
 from __future__ import annotations
 

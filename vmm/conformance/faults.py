@@ -1,4 +1,4 @@
-"""Rules about what must not be touched. Each check returns the touch; it ends the process that does it."""
+"""Rules about accesses that must fault. Each check returns the access, which ends its process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .sandbox import Sandbox
 
 
 def read(box: Sandbox, at: int) -> Touch:
-    """Read a byte: with arithmetic, which on a GPU is a kernel and not a copy that might be refused."""
+    """Read a byte, with arithmetic. On a GPU that runs a kernel; a plain copy might just be refused."""
     return lambda: (box.tensor(at, 1) + 1).item()
 
 

@@ -7,11 +7,11 @@ from .rule import Violation, expect, refused, rule
 from .sandbox import Sandbox
 
 SLACK = 64 << 20
-"""Bytes by which the free memory of a GPU may change on its own account."""
+"""Bytes by which the free memory of a GPU may change without us."""
 
 
 def slack(box: Sandbox) -> int:
-    """Bytes by which free memory may be off: others use a GPU too, nobody else uses a budget on a CPU."""
+    """Tolerance for free memory, in bytes: a GPU has other users, a budget on a CPU has none."""
     return SLACK if box.driver.device.type == "cuda" else 0
 
 

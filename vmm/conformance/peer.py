@@ -1,4 +1,4 @@
-"""The second process of the rules about sharing: imports a descriptor and does what stdin says.
+"""The second process of the rules about sharing: it imports a descriptor and runs commands from stdin.
 
 python -m ...conformance.peer DEVICE OPTIONS FD BYTES        answers each line with one number
 read           the value that every byte has (256: they differ)

@@ -17,7 +17,7 @@ def python(
     stderr: IO[str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[str]:
-    """`python -m PACKAGE.module ARGUMENTS`, with a pipe to its stdin; it imports what this process does.
+    """Start `python -m PACKAGE.module ARGUMENTS` with a pipe to its stdin and this process's import path.
 
     It computes on one thread: it may fork, and a fork has no other.
     """

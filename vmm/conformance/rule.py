@@ -1,4 +1,4 @@
-"""What a rule is, and the words rules are written in."""
+"""The type of a rule, and the helpers with which rules are written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Check = Callable[["Sandbox"], "str | Touch | None"]
 
 
 class Outcome(enum.StrEnum):
-    """What came of a rule."""
+    """The outcome of a rule."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -26,7 +26,7 @@ class Outcome(enum.StrEnum):
 
 
 class Result(NamedTuple):
-    """One rule on one driver."""
+    """The result of one rule on one driver."""
 
     rule: str
     outcome: Outcome
@@ -36,37 +36,37 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """One statement about a driver, and the check that it holds.
+    """A statement about a driver, and a check that it holds.
 
-    `check` returns a detail worth telling, or None; it raises `Violation` or a `DriverError` when the rule is
-    broken, `Unsupported` when the driver has no such thing. The check of a `faults` rule returns an access to
-    memory: that must kill the process (CPU) or poison its context (GPU).
+    `check` returns a detail to report, or None. It raises `Violation` or a `DriverError` if the rule is
+    broken, `Unsupported` if the driver lacks the feature. The check of a `faults` rule returns an access to
+    memory, which must kill the process (CPU) or poison its context (GPU).
     """
 
     name: str
     statement: str
     source: str
-    """Function or chapter of NVIDIA's documentation that says so, or "vattn": what this project asks."""
+    """Function or chapter of NVIDIA's documentation; "vattn" if it is a requirement of this project."""
     check: Check
     faults: bool = False
     defined: bool = True
-    """False: the documentation leaves open what happens otherwise, so it is no failure."""
+    """False if the documentation does not define this case. Breaking the rule is then no failure."""
     measures: bool = False
-    """Whether it compares the device's free memory: nobody else of ours may take any meanwhile."""
+    """Whether it measures the device's free memory, so no other worker may allocate meanwhile."""
 
 
 class Violation(Exception):
-    """The rule does not hold; the message says what was seen."""
+    """The rule does not hold. The message says what was seen."""
 
 
 class Unsupported(Exception):
-    """The driver does not have what the rule is about."""
+    """The driver lacks the feature that the rule is about."""
 
 
 def rule(
     statement: str, source: str, *, faults: bool = False, defined: bool = True, measures: bool = False
 ) -> Callable[[Check], Rule]:
-    """Make a rule of a function; its name, with dashes, is the function's."""
+    """Make a function a rule. The rule's name is the function's, with dashes."""
 
     def make(check: Check) -> Rule:
         name = check.__name__.replace("_", "-")
@@ -76,7 +76,7 @@ def rule(
 
 
 def expect(holds: object, otherwise: str) -> None:
-    """Raise `Violation(otherwise)` unless something holds."""
+    """Raise `Violation(otherwise)` unless the condition holds."""
     if not holds:
         raise Violation(otherwise)
 
@@ -84,7 +84,7 @@ def expect(holds: object, otherwise: str) -> None:
 def refused(
     what: str, call: Callable[..., object], *args: object, codes: tuple[int, ...] = (INVALID_VALUE,)
 ) -> str:
-    """The name of the error that a call is refused with; accepting it, or another error, is a violation."""
+    """Make a call that must be refused and return the name of its error. Anything else is a violation."""
     try:
         call(*args)
     except DriverError as error:
@@ -95,7 +95,7 @@ def refused(
 
 
 def supported(call: Callable[..., int], *args: object) -> int:
-    """The value of a call that a driver may answer with NOT_SUPPORTED."""
+    """Make a call and return its value. Raises `Unsupported` if the driver answers NOT_SUPPORTED."""
     try:
         return call(*args)
     except DriverError as error:

@@ -1,4 +1,4 @@
-"""Where a rule plays: a driver that remembers what the rule made, and gives all of it back."""
+"""The driver as a rule sees it. It remembers everything the rule made and gives it back at the end."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ RW = Access.READ_WRITE
 
 @dataclass(frozen=True)
 class DriverSpec:
-    """How to open a driver, in words that can be sent to another process: see `open_driver`."""
+    """How to open a driver, in a form that can be sent to another process: see `open_driver`."""
 
     device: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def open(self) -> Driver:
-        """A driver of its own."""
+        """Open a new driver."""
         return open_driver(self.device, **self.options)
 
 
@@ -60,7 +60,7 @@ class Sandbox:
         return handle
 
     def adopt(self, handle: int) -> int:
-        """Answer for a handle that was made otherwise."""
+        """Remember a handle that was made in another way."""
         self._handles.add(handle)
         return handle
 
@@ -86,7 +86,7 @@ class Sandbox:
         self.driver.set_access(va, pages * self.page, access)
 
     def grant_read_only(self, va: int, pages: int = 1) -> None:
-        """Read-only access, or `Unsupported` where the driver gives more."""
+        """Grant read-only access. Raises `Unsupported` if the driver grants more."""
         self.grant(va, pages, Access.READ)
         given = self.access(va)
         if given is RW:
@@ -102,7 +102,7 @@ class Sandbox:
         return va
 
     def aliases(self, pages: int = 1) -> tuple[int, int]:
-        """Two usable addresses, each of the same memory."""
+        """Two usable addresses of the same memory."""
         va = self.reserve(2 * pages)
         handle = self.create(pages)
         for start in (va, va + pages * self.page):
@@ -113,7 +113,7 @@ class Sandbox:
     # Looking
 
     def mappings(self, va: int, pages: int) -> list[MappedRange]:
-        """What the driver says is mapped, or `Unsupported`."""
+        """The mappings that the driver reports. Raises `Unsupported` if it cannot."""
         found = self.driver.mappings(va, pages * self.page)
         if found is None:
             raise Unsupported("the driver cannot tell what is mapped")
@@ -136,13 +136,13 @@ class Sandbox:
         self.tensor(va, pages * self.page).fill_(value)
 
     def expect_value(self, va: int, value: int, where: str, pages: int = 1) -> None:
-        """Every byte of the pages is `value`."""
+        """Raise `Violation` unless every byte of the pages is `value`."""
         seen = self.tensor(va, pages * self.page)
         low, high = int(seen.min()), int(seen.max())
         expect(low == high == value, f"{where}: {value} was written, bytes of {low} to {high} are there")
 
     def close(self) -> None:
-        """Give everything back; the first error is raised when all of it was tried."""
+        """Give everything back. The first error is raised at the end."""
         errors: list[Exception] = []
 
         def attempt(call: Callable[..., None], *args: int) -> None:

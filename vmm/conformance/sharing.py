@@ -14,14 +14,14 @@ from .sandbox import Sandbox
 
 
 class Peer:
-    """A process that imports one descriptor; see `peer.py` for what it answers."""
+    """A process that imports one descriptor. `peer.py` says which commands it knows."""
 
     def __init__(self, box: Sandbox, fd: int, pages: int) -> None:
         arguments = [box.spec.device, json.dumps(dict(box.spec.options)), str(fd), str(pages * box.page)]
         self._process = python("peer", *arguments, pass_fds=(fd,), stdout=subprocess.PIPE)
 
     def ask(self, *words: object) -> int:
-        """Send a command, return the number it answers."""
+        """Send a command and return the number that the process answers."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(" ".join(map(str, words)) + "\n")
@@ -34,7 +34,7 @@ class Peer:
         return int(answer)
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -48,7 +48,7 @@ class Peer:
 
 @contextmanager
 def shared(box: Sandbox, pages: int = 2) -> Iterator[tuple[int, int, Peer]]:
-    """(address, handle, peer): memory that a second process has imported too."""
+    """(address, handle, peer) of memory that a second process has imported too."""
     va, handle = box.reserve(pages), box.adopt(supported(box.driver.create, pages * box.page, True))
     box.map(va, handle, pages)
     box.grant(va, pages)

@@ -1,4 +1,4 @@
-"""All rules, in the order they are run: what ends a process comes last."""
+"""All rules, in the order in which they run. The ones that end a process come last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs rules on a driver, each in a worker process that is replaced as soon as it is not fit for another."""
+"""Runs rules on a driver in a worker process, which is replaced when it can't run another rule."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Suite:
         self._spares: list[_Worker] = []
         self._worker: _Worker | None = self._start()
         self.about: dict[str, Any] = self._worker.ready()
-        """Of the driver: "driver" (its name), "device", "granularity", "free" and "total" (bytes)."""
+        """Facts about the driver: "driver" (its name), "device", "granularity", "free", "total" (bytes)."""
 
     def run(self, rule: Rule) -> Result:
-        """The outcome of one rule. Whatever it does to its process, the next one is not affected."""
+        """Run one rule and return its result. Whatever it does to its process, the next is not affected."""
         started = perf_counter()
         try:
             if self._worker is None:
@@ -57,7 +57,7 @@ class Suite:
         return Result(rule.name, outcome, detail, perf_counter() - started)
 
     def run_all(self, rules: Sequence[Rule] = RULES) -> Iterator[Result]:
-        """The outcomes of rules, one after the other."""
+        """Run rules one after the other and yield their results."""
         for index, rule in enumerate(rules):
             rest = rules[index:]
             if not any(other.measures for other in rest):
@@ -65,7 +65,7 @@ class Suite:
             yield self.run(rule)
 
     def close(self) -> None:
-        """End the workers. Idempotent; another one is started when needed."""
+        """End the workers. Idempotent. A new worker is started when one is needed."""
         for worker in (*self._spares, *([self._worker] if self._worker is not None else [])):
             worker.close()
         self._spares.clear()
@@ -80,7 +80,7 @@ class Suite:
         self.close()
 
     def _prepare(self, faults: int) -> None:
-        """On a GPU a fault costs a worker, and starting one takes seconds: start the next ones early."""
+        """Start the next workers early: on a GPU a fault ends a worker, and a new one takes seconds."""
         if self.about["device"].startswith("cuda"):
             while len(self._spares) < min(faults - 1, SPARES):
                 self._spares.append(self._start())
@@ -90,7 +90,7 @@ class Suite:
 
 
 class _Worker:
-    """One worker process: see `worker.py` for what is said."""
+    """One worker process. `worker.py` describes the messages."""
 
     def __init__(self, spec: DriverSpec, environment: Mapping[str, str] | None, seconds: float) -> None:
         reading, writing = os.pipe()
@@ -114,7 +114,10 @@ class _Worker:
         self._about: dict[str, Any] | None = None
 
     def ready(self) -> dict[str, Any]:
-        """What the driver is, once it is open; `DriverUnavailable`, and the process ended, if it does not."""
+        """Wait until the driver is open and return facts about it.
+
+        If it can't be opened, ends the process and raises `DriverUnavailable`.
+        """
         if self._about is None:
             first = self._message()
             if first is None or "ready" not in first:
@@ -125,7 +128,7 @@ class _Worker:
         return self._about
 
     def run(self, rule: Rule) -> tuple[Outcome, str, bool]:
-        """(outcome, detail, whether the process is fit for another rule)."""
+        """Run a rule. Returns (outcome, detail, whether the process can run another rule)."""
         self.ready()
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # then there is no answer either
@@ -145,7 +148,7 @@ class _Worker:
         return Outcome.FAIL, how, False
 
     def close(self) -> None:
-        """End the process, however it is."""
+        """End the process, whatever state it is in."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
@@ -157,7 +160,7 @@ class _Worker:
         self._errors.close()
 
     def _message(self) -> dict[str, Any] | None:
-        """The next message; None when the process died or takes too long."""
+        """The next message; None if the process died or takes too long."""
         until = perf_counter() + self._seconds
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([self._results], [], [], max(until - perf_counter(), 0))
@@ -182,5 +185,5 @@ class _Worker:
 
 
 def spec_of(device: str) -> DriverSpec:
-    """How to open a device's driver for these rules: on a CPU with a budget that can be exhausted."""
+    """How to open a device's driver for these rules. On a CPU it gets a budget that can be exhausted."""
     return DriverSpec(device, {"budget": CPU_BUDGET} if device == "cpu" else {})

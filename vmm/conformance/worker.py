@@ -61,7 +61,7 @@ def run(rule: Rule, driver: Driver, spec: DriverSpec, report: Report) -> None:
 
 
 def _touch(touch: Touch, driver: Driver, report: Report) -> tuple[str, bool]:
-    """Touch what must not be touched: (how it faulted, whether this process is still fit)."""
+    """Make an access that must fault. Returns (how it faulted, whether this process can go on)."""
     if driver.device.type == "cpu":
         return _touch_in_a_fork(touch), True
     report({"touching": True})
