@@ -1,1 +1,1 @@
-"""Attention kernels over contiguous ranges and block tables. Know nothing of memory managers."""
+"""Attention kernels over contiguous ranges and block tables. They know nothing of memory managers."""

@@ -4,9 +4,9 @@
     python -m vattn.kernels.aot --static --cc 90 --only decode --json out.json
     python -m vattn.kernels.aot --static --check              fail if worse than recorded for this Triton
 
-Instruction counts are no seconds. They do say what a kernel must issue for each key it attends to, whether
-registers suffice, and how wide its loads are: enough to hold a kernel where it is, and to see what a block
-table adds. Recorded figures lie in `figures/`, one file per Triton version.
+Instruction counts are not times. They show how many instructions a kernel issues per key, whether registers
+suffice and how wide loads are. That is enough to notice when a kernel gets worse, and to see what a block
+table costs. Recorded figures are in `figures/`, one file per Triton version.
 """
 
 from __future__ import annotations
@@ -131,13 +131,13 @@ def load_figures(path: Path) -> dict[str, Row]:
 
 
 def save_figures(rows: Iterable[Row], path: Path) -> None:
-    """A JSON file with one kernel per line, so that differences read as such."""
+    """Write a JSON file with one kernel per line, so that diffs are easy to read."""
     kernels = ",\n".join(json.dumps(asdict(row)) for row in rows)
     path.write_text(f'{{"triton": "{triton.__version__}", "kernels": [\n{kernels}\n]}}\n')
 
 
 def regressions(rows: Iterable[Row], recorded: dict[str, Row]) -> list[str]:
-    """What got worse since the figures were recorded; small changes of scheduling are let through."""
+    """What got worse since the figures were recorded. Small changes of scheduling are allowed."""
     found = []
     for row in rows:
         old = recorded.get(row.key)

@@ -1,4 +1,4 @@
-"""The kernels the static check compiles: what is launched, with which shapes, through the public functions.
+"""The kernels that the static check compiles: which public functions it calls, with which shapes.
 
 A case is named kind/where/types/head size, for example `decode/paged-16/bf16/d128`. Tensors are small
 and their values never read; strides and alignment are those of an engine with 32 layers, interleaved, so that

@@ -1,7 +1,7 @@
-"""What every launch has in common: checking operands and turning them into kernel arguments.
+"""Shared by every launch: check operands and turn them into kernel arguments.
 
-Kernels are told strides in elements and trust them; everything that could send a kernel astray is refused
-here, before anything is launched.
+Kernels trust the strides they are given (in elements). Operands that would make a kernel read or write
+outside its tensors are refused here, before the launch.
 """
 
 from __future__ import annotations

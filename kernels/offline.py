@@ -34,11 +34,11 @@ class Compiled:
 
 
 Function = tuple[str, bytes, int]
-"""What stands for a function handle: name, cubin, bytes of shared memory."""
+"""Takes the place of a function handle: name, cubin, bytes of shared memory."""
 
 
 class _Utils:
-    """The part of Triton's driver that talks to the GPU: answers for one that can do what its kind can."""
+    """Replaces the part of Triton's driver that queries the GPU. It answers for a typical GPU of its kind."""
 
     def __init__(self, capability: int) -> None:
         self._properties = {
@@ -57,7 +57,7 @@ class _Utils:
 
 
 class CompileOnlyDriver:
-    """Stands in for Triton's CUDA driver. `launches` lists what would have run, in order."""
+    """Replaces Triton's CUDA driver. `launches` lists the kernels that would have run, in order."""
 
     def __init__(self, capability: int) -> None:
         if capability not in SHARED_MEMORY:

@@ -2,7 +2,7 @@
 
     value = stored x scale       scale: one per token and head (largest magnitude / LARGEST), or given
 
-The same numbers to the bit as the Triton store kernel writes; `reference.quantise` says what they must be.
+The Triton store kernel writes bit-identical numbers. `reference.quantise` defines them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 def quantise(x: Tensor, dtype: torch.dtype, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Round `x` `[..., heads, dim]` to `dtype`, halves to even; returns stored values and their scales.
 
-    scale: float32, broadcast over `[..., heads]`; what lies beyond LARGEST x scale is clamped. None: each
-    vector's own, 0 for a vector of zeros, and nothing is clamped.
+    scale: float32, broadcast over `[..., heads]`; values beyond LARGEST x scale are clamped. With None each
+    vector gets its own scale (0 for a vector of zeros), and nothing is clamped.
     """
     limit = LARGEST[dtype]
     x = x.float()

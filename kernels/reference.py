@@ -1,6 +1,6 @@
-"""What the kernels must compute, written the obvious way: float64, one query token at a time, plain PyTorch.
+"""The reference for the kernels, written the obvious way: float64, one query token at a time, plain PyTorch.
 
-The oracle of every kernel test. Nothing here is fast, and nothing shares code with the kernels.
+Every kernel test compares with it. It is not fast, and it shares no code with the kernels.
 """
 
 from __future__ import annotations

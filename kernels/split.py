@@ -1,4 +1,4 @@
-"""Splitting decode: how a step's contexts are cut so that the whole GPU is busy, and the sum of the parts.
+"""Split decode: cut the contexts of a step into parts so that the whole GPU is busy, then sum the parts.
 
     request 0  |=========|=========|=========|====|          split_len tokens per program, the same for
     request 1  |=========|===|                               all: every program does equal work, and those
@@ -6,8 +6,8 @@
                 split 0   split 1   split 2   split 3
 
 The plan is made on the host, once per step; kernels read `split_len` from device memory, so that a captured
-CUDA graph replays with the plan of the day. The grid has a fixed number of splits, and the last one takes
-whatever is left: a stale plan is slow, never wrong.
+CUDA graph replays with the current plan. The grid has a fixed number of splits, and the last one takes all
+that is left. So a stale plan is slow but never wrong.
 
 Flash-Decoding (Dao et al., 2023) introduced the splits; FlashInfer (Ye et al., 2025) the plan per step.
 """
