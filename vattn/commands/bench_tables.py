@@ -17,7 +17,7 @@ SPEED = (
     "total_token_throughput",
     *(f"{statistic}_{name}_ms" for name in LATENCIES for statistic in ("mean", "p50", "p99")),
 )
-"""Of each latency the JSON has more."""
+"""The latencies that are shown. The JSON has more figures of each."""
 MEMORY = (
     "peak_in_use_bytes",
     "peak_kv_bytes",
@@ -67,7 +67,7 @@ def metric_rows(runs: Runs, keys: Sequence[str]) -> list[list[str]]:
 
 
 def counter_rows(runs: Runs, counted: Mapping[str, Callable[[Any], Any]]) -> list[list[str]]:
-    """By label what is read from the counters of the last repeat; left out where it is nought everywhere."""
+    """One row per label, from the counters of the last repeat. Rows with only zeros are left out."""
     rows = []
     for label, pick in counted.items():
         found = [pick(run["repeats"][-1]["counters"]) for run in runs]

@@ -56,7 +56,7 @@ def pagemap(
 
 
 def _run(backend: str, layout: str, block_size: int, memory: int | None, every: int, seed: int) -> Recording:
-    """Two waves of requests that begin alike, parallel samples among them, in too little memory."""
+    """Run two waves of requests with a shared prefix and parallel samples, in too little memory."""
     import random
 
     from vattn.lab.bench.tiny import load_tiny

@@ -46,8 +46,8 @@ def quality(
 ) -> None:
     """KL of the logits, agreement of greedy tokens, perplexity, and where free generation parts ways.
 
-    Every engine reads the same text in chunks through its own KV cache; nothing is assumed about the
-    kernels, what is stored is what is read.
+    Every engine reads the same text in chunks through its own KV cache. Nothing is assumed about the
+    kernels: they read what is stored.
     """
     console = Console()
     ways = [

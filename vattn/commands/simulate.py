@@ -206,7 +206,7 @@ def _capacity(first: Simulation, plans: list[Plan], slo: Slo, share: float) -> s
 
 
 def _basis(done: Mapping[str, Simulation]) -> list[str]:
-    """What the figures rest on."""
+    """The assumptions behind the figures."""
     sentences = []
     seen: dict[tuple[str, str, int | None], None] = {}
     for simulation in done.values():

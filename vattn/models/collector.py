@@ -1,4 +1,4 @@
-"""Keep Python's cycle collector out of the way while much is created and nothing is dropped."""
+"""Pauses Python's cycle collector while many objects are created and none are dropped."""
 
 from __future__ import annotations
 

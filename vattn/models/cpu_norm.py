@@ -32,7 +32,7 @@ class FusedRMSNorm(nn.Module):
 
 
 def fuse_norms(model: nn.Module) -> int:
-    """Replace the RMSNorm modules of a float32 model on CPU, in place; returns how many.
+    """Replace the RMSNorm modules of a float32 model on CPU, in place. Returns how many were replaced.
 
     Their weights stay parameters under their names, but must not be changed any more.
     """

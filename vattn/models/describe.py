@@ -1,4 +1,4 @@
-"""A loaded model in a record: of a benchmark, an experiment, a snapshot."""
+"""Describes a loaded model for the records of benchmarks, experiments and snapshots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def describe_model(loaded: LoadedModel, max_model_len: int) -> dict[str, Any]:
-    """The sizes that decide what memory and time a model takes."""
+    """The sizes that determine how much memory and time a model takes."""
     spec = loaded.spec
     return {
         "name": loaded.name,

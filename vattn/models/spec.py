@@ -56,7 +56,7 @@ class ModelSpec:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Imports torch."""
+        """The torch dtype. Imports torch."""
         import torch
 
         found: torch.dtype = getattr(torch, self.dtype_name)
@@ -105,7 +105,7 @@ class ModelSpec:
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig, dtype: torch.dtype | str) -> ModelSpec:
-        """The sizes in a supported config. Raises UnsupportedModel if one is missing or odd."""
+        """Read the sizes from a supported config. Raises UnsupportedModel if one is missing or invalid."""
         text = text_config(config)
         heads = _size(text, "num_attention_heads")
         kv_heads = 1 if get_field(text, "multi_query") else _size(text, "num_key_value_heads", default=heads)
@@ -143,7 +143,7 @@ def text_config(config: PreTrainedConfig) -> Any:
 
 
 def get_field(config: Any, field: str) -> Any:
-    """A field, or None. What differs between layers cannot be read from the whole config: None too."""
+    """A field, or None if it is missing. Also None if its value differs between layers."""
     try:
         return getattr(config, field, None)
     except RuntimeError:  # transformers' AmbiguousGlobalPerLayerAttributeError
@@ -153,8 +153,8 @@ def get_field(config: Any, field: str) -> Any:
 def longest_sequence(config: Any) -> int | None:
     """Tokens of the longest sequence whose positions mean the same at every length; None: not said.
 
-    LongRoPE turns to other frequencies once a sequence passes its original length. With keys already
-    cached and other sequences in the batch that cannot be followed: sequences stay below.
+    LongRoPE switches to other frequencies once a sequence passes its original length. Cached keys and other
+    sequences in the batch can't follow the switch, so sequences must stay below that length.
     """
     limits = [v for f in _LONGEST_FIELDS if isinstance(v := get_field(config, f), int) and v > 0][:1]
     rope = get_field(config, "rope_parameters") or {}
