@@ -102,7 +102,6 @@ def test_an_experiment_read_back(tmp_path: Path) -> None:
     assert heavy_modules(tmp_path, *asked, "--figure", tmp_path / "waste.png") == set()
 
 
-@pytest.mark.xfail(strict=True, reason="vattn.config, vattn.kv and vattn.engine.scheduler import torch")
 def test_simulate_on_a_config(tmp_path: Path) -> None:
     TINY["llama"]().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -110,7 +109,6 @@ def test_simulate_on_a_config(tmp_path: Path) -> None:
     assert heavy_modules(tmp_path, "simulate", "-m", tmp_path, "-n", "4", "--prompt-len", "8") == set()
 
 
-@pytest.mark.xfail(strict=True, reason="vattn.engine.replay and what it drives import torch")
 def test_replay(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     with make_llm("llama", "paged-16", trace=log) as llm:

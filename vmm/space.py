@@ -21,11 +21,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .dlpack import contiguous_stride, span_bytes
 from .driver import DEINITIALIZED, Access, Driver, DriverError
 from .pool import PagePool
 from .retire import Retirement
 from .row import Row
+from .strides import contiguous_stride, span_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from vattn.vmm.dlpack import contiguous_stride, span_bytes, tensor_from_address
+from vattn.vmm.dlpack import tensor_from_address
 from vattn.vmm.driver import Access
 from vattn.vmm.host import HostDriver
+from vattn.vmm.strides import contiguous_stride, span_bytes
 
 PAGE = 64 << 10
 CPU = torch.device("cpu")

@@ -7,8 +7,6 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vattn.config import KVCacheConfig, SchedulerConfig
 from vattn.engine.events import TraceWriter
 from vattn.engine.policy import create_policy
@@ -17,7 +15,7 @@ from vattn.engine.scheduler import Scheduler
 from vattn.errors import ConfigError
 from vattn.kv.base import KVCache
 from vattn.kv.factory import create_kv_cache
-from vattn.kv.layout import KVShape
+from vattn.kv.layout import KVShape, dtype_by_name
 from vattn.vmm.accounting import AccountingDriver
 
 _OPTIONS = (
@@ -83,7 +81,7 @@ def rebuild_cache(header: dict[str, Any]) -> tuple[KVCache, AccountingDriver]:
     """
     try:
         kv = header["kv"]
-        shape = KVShape(**{**kv["shape"], "dtype": getattr(torch, kv["shape"]["dtype"])})
+        shape = KVShape(**{**kv["shape"], "dtype": dtype_by_name(kv["shape"]["dtype"])})
         options = {name: kv[name] for name in _OPTIONS}
         lengths = {"max_model_len": kv["max_model_len"], "model_len": kv["model_len"]}
         driver = AccountingDriver(kv["granularity"], budget=1 << 60)

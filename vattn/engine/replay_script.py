@@ -218,7 +218,6 @@ class ScriptedExecutor(Executor):
         event = self._script.peek()
         if event is not None and event["event"] == "step_failed":
             raise RuntimeError(event["error"])
-        self._kv.begin_step([item.chunk for item in items])
         self._kv.submitted(None)
         return [item.request for item in items if item.samples]
 

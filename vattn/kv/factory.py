@@ -5,8 +5,7 @@ from __future__ import annotations
 import resource
 from dataclasses import replace
 from importlib import import_module
-
-import torch
+from typing import TYPE_CHECKING
 
 from vattn.config import CPU_DEFAULT_KV_BYTES, KVCacheConfig
 from vattn.errors import ConfigError
@@ -15,8 +14,10 @@ from vattn.kv.backends.base import Backend, Setting
 from vattn.kv.cache import KVCache
 from vattn.kv.layout import KVShape
 from vattn.kv.memory.swap import SwapSpace
-from vattn.kv.ranges import KVRanges
 from vattn.vmm.driver import Driver, open_driver
+
+if TYPE_CHECKING:
+    import torch
 
 
 def open_kv_driver(device: torch.device) -> Driver:
@@ -90,7 +91,7 @@ def create_kv_cache(
     cache = KVCache(kind(replace(setting, max_tokens=length)))
     if config.swap_space_bytes:
         cache.swap = SwapSpace(config.swap_space_bytes, driver.device)
-    if isinstance(config.scales, KVRanges):
+    if not isinstance(config.scales, str):
         cache.static_scales = config.scales.scales(shape.dtype, driver.device)
     return cache
 

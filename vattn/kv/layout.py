@@ -24,7 +24,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vattn.kv.books.units import UnitLayout
 
@@ -39,6 +39,22 @@ class KVLayout(StrEnum):
 
     INTERLEAVED = "interleaved"
     PER_LAYER = "per_layer"
+
+
+class NamedDtype(NamedTuple):
+    """What a `KVShape` asks of a dtype: its name and size. Stands for torch's where nothing is computed."""
+
+    name: str
+    itemsize: int
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def dtype_by_name(name: str) -> Any:
+    """A dtype that needs no torch. Raises KeyError for a name that KV memory does not know."""
+    sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
+    return NamedDtype(name, sizes[name])
 
 
 @dataclass(frozen=True)

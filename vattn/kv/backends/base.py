@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 
 from vattn.config import KVCacheConfig
 from vattn.kv.books.books import Books
@@ -24,6 +23,8 @@ from vattn.kv.page_map import UnitName
 from vattn.vmm.driver import Driver
 
 if TYPE_CHECKING:
+    import torch
+
     from vattn.kv.cache import KVCache
 
 DEFAULT_LAYOUT = KVLayout.INTERLEAVED  # measured: docs/memory.md
@@ -104,6 +105,8 @@ def contiguous_inputs(
     scales: torch.Tensor | None = None,
 ) -> ContiguousInputs:
     """Chunk b is stored in row `slots[b]`; rows are `row_tokens` positions apart."""
+    import torch
+
     owners, where = positions(chunks)
     return ContiguousInputs(
         kv=kv,
@@ -117,6 +120,8 @@ def contiguous_inputs(
 
 def paged_inputs(cache: KVCache, chunks: Sequence[Chunk], block_size: int) -> PagedInputs:
     """Each request's tokens lie on the blocks of its block table, anywhere in the pool."""
+    import torch
+
     owners, where = positions(chunks)
     rows = np.asarray(cache.rows(chunks), np.int64)
     ends = [chunk.start + chunk.length for chunk in chunks]

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from vattn.kv.backends.base import Backend, contiguous_inputs
 from vattn.kv.books.books import Books
 from vattn.kv.books.units import UnitLayout
@@ -19,6 +17,7 @@ from vattn.kv.layout import KVLayout, KVShape, RowLayout
 from vattn.kv.memory.base import Memory
 from vattn.kv.memory.tensor import TensorMemory
 from vattn.kv.memory.views import KVViews, kv_views
+from vattn.vmm.driver import Driver
 
 if TYPE_CHECKING:
     from vattn.kv.cache import KVCache
@@ -41,7 +40,7 @@ class StaticBackend(Backend):
 
     def memory(self, layout: UnitLayout, books: Books) -> Memory:
         setting = self.setting
-        return RowTensorMemory(layout, setting.shape, setting.driver.device, books.limit, setting.kind)
+        return RowTensorMemory(layout, setting.shape, setting.driver, books.limit, setting.kind)
 
     def inputs(self, cache: KVCache, chunks: Sequence[Chunk]) -> ContiguousInputs:
         slots = cache.books.tables[cache.rows(chunks), 0].tolist()
@@ -58,12 +57,14 @@ class RowTensorMemory(TensorMemory):
     """Memory whose units are rows, in the same layout as the rows of `virtual`."""
 
     def __init__(
-        self, layout: UnitLayout, shape: KVShape, device: torch.device, count: int, kind: KVLayout
+        self, layout: UnitLayout, shape: KVShape, driver: Driver, count: int, kind: KVLayout
     ) -> None:
         self.kind = kind
-        super().__init__(layout, shape, device, count)
+        super().__init__(layout, shape, driver, count)
 
     def allocate(self, count: int) -> KVViews:
+        import torch
+
         # There are no pages here. With "pages" of one token, rows need no padding.
         shape, tokens = self.shape, self.layout.max_tokens
         page = RowLayout(self.kind, shape, count, tokens, 1).token_bytes

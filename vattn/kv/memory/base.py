@@ -16,33 +16,50 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import torch
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from vattn.kv.books.operations import Copy, Discard, Finish, Grant, Map, Move, Operation, Unmap
 from vattn.kv.books.units import UnitLayout
 from vattn.kv.memory.views import KVViews
+from vattn.vmm.accounting import AccountingDriver
+from vattn.vmm.driver import Driver
 from vattn.vmm.retire import Event, Retirement
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Memory(ABC):
     """KV memory of one device. A unit may have an address only while it is in a row.
 
-    A subclass sets `_views`, implements `copy`, `read` and `write`, and overrides what it needs of `map`,
+    `driver`: of the device. With an `AccountingDriver` there are books and driver calls but no bytes: nothing
+    is allocated or copied within it, and torch is needed only to swap.
+
+    A subclass implements `make_views`, `copy`, `read` and `write`, and overrides what it needs of `map`,
     `grant`, `unmap`, `finish`, `discard` and `move`. None of them needs to care about epochs.
     """
 
-    def __init__(self, layout: UnitLayout, device: torch.device) -> None:
+    def __init__(self, layout: UnitLayout, driver: Driver) -> None:
         self.layout = layout
-        self.device = device
+        self.has_bytes = not isinstance(driver, AccountingDriver)
         self.time = Retirement()
+        self._device_of = driver
         self._views: KVViews | None = None
+        self._closed = False
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the memory is."""
+        return self._device_of.device
 
     @property
     def views(self) -> KVViews:
-        """All of the memory."""
-        if self._views is None:
+        """All of the memory; made when it is first looked at."""
+        if self._closed:
             raise RuntimeError("the KV cache is closed")
+        if self._views is None:
+            self._views = self.make_views()
         return self._views
 
     works_ahead = False
@@ -97,13 +114,19 @@ class Memory(ABC):
 
     def event(self) -> Event | None:
         """An event behind the work submitted so far; None on a CPU, where that work is done."""
-        if self.device.type != "cuda":
+        if not self.has_bytes or self.device.type != "cuda":
             return None
+        import torch
+
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     # ------------------------------------------------------------------ implemented by subclasses
+    @abstractmethod
+    def make_views(self) -> KVViews:
+        """All of the memory, as tensors."""
+
     def map(self, operation: Map) -> None:  # noqa: B027
         """See `operations.Map`. Does nothing by default, for units with fixed places."""
 
@@ -150,4 +173,5 @@ class Memory(ABC):
 
     def close(self) -> None:
         """Give everything back. Idempotent; may be called again after a failure."""
+        self._closed = True
         self._views = None

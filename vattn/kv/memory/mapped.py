@@ -12,18 +12,20 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-
-import torch
+from typing import TYPE_CHECKING
 
 from vattn.kv.books.operations import Copy, Discard, Finish, Grant, Map, Unmap
 from vattn.kv.books.units import UnitLayout
 from vattn.kv.layout import KVShape, RowLayout
 from vattn.kv.memory.base import Memory
-from vattn.kv.memory.views import kv_views
+from vattn.kv.memory.views import KVViews, kv_views
 from vattn.vmm.driver import Access, CallCounter, Driver, DriverError, OutOfMemory
 from vattn.vmm.mapper import Mapper
 from vattn.vmm.pool import PagePool
 from vattn.vmm.space import AddressSpace
+
+if TYPE_CHECKING:
+    import torch
 
 UNBOUNDED = 1 << 62
 """The pool has no budget of its own, because the books enforce it."""
@@ -46,7 +48,7 @@ class MappedMemory(Memory):
         scratch: bool,
         background: bool,
     ) -> None:
-        super().__init__(layout, driver.device)
+        super().__init__(layout, driver)
         self._rows, self._ranges = geometry.rows, layout.ranges
         self._scratch = geometry.rows - 1 if scratch else None
         self.driver = CallCounter(driver)
@@ -63,10 +65,28 @@ class MappedMemory(Memory):
         self._mapper = Mapper() if background else None
         self.works_ahead = background
         self._stall = 0.0
+        self._geometry, self._shape = geometry, shape
+        self._raw: torch.Tensor | None = None
+        if self.has_bytes:
+            self._views, self._raw = self.make_views(), self._make_raw()
+
+    def make_views(self) -> KVViews:
+        geometry, shape = self._geometry, self._shape
         memory = self.space.tensor(geometry.memory_shape, geometry.memory_strides, shape.dtype)
-        self._views = kv_views(memory, shape)
-        size = (self._ranges, self._rows, self.space.pitch)
-        self._bytes: torch.Tensor | None = self.space.tensor(size, None, torch.uint8)
+        return kv_views(memory, shape)
+
+    @property
+    def _bytes(self) -> torch.Tensor:
+        """uint8 `[ranges, rows, pitch]`: all rows."""
+        assert not self._closed
+        if self._raw is None:
+            self._raw = self._make_raw()
+        return self._raw
+
+    def _make_raw(self) -> torch.Tensor:
+        import torch
+
+        return self.space.tensor((self._ranges, self._rows, self.space.pitch), None, torch.uint8)
 
     # ------------------------------------------------------------------ operations
     def map(self, operation: Map) -> None:
@@ -125,17 +145,16 @@ class MappedMemory(Memory):
                 self._cut(self._scratch, 0)
 
     def _copy(self, source: tuple[int, int], target: tuple[int, int], nbytes: int) -> None:
-        assert self._bytes is not None
+        if not self.has_bytes:
+            return
         size = self.layout.unit_bytes
         (a, i), (b, j) = source, target
         self._bytes[:, b, j * size : j * size + nbytes] = self._bytes[:, a, i * size : i * size + nbytes]
 
     def read(self, row: int, units: list[int], tokens: int) -> torch.Tensor:
-        assert self._bytes is not None
         return self._bytes[:, row, : tokens * self.layout.token_bytes]
 
     def write(self, row: int, units: list[int], start: int, data: torch.Tensor) -> int:
-        assert self._bytes is not None
         first = start * self.layout.token_bytes
         target = self._bytes[:, row, first : data.shape[1]]
         target.copy_(data[:, first:])
@@ -235,7 +254,7 @@ class MappedMemory(Memory):
         super().close()
         if self._mapper is not None:
             self._mapper.close()
-        self._bytes = None
+        self._raw = None
         self.space.close()
         for unit in list(self._pages):
             self.pool.release_all(self._pages.pop(unit))

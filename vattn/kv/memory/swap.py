@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 PROBE_BYTES = 8 << 20
 
@@ -41,6 +43,8 @@ class SwapSpace:
         self.budget_bytes = budget_bytes
         self._device = device
         self._held: dict[str, SwappedOut] = {}
+        import torch
+
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.used_bytes = 0
         self.out_bytes = 0
@@ -89,6 +93,8 @@ class SwapSpace:
         return data if self._stream is None else data.to(self._device, non_blocking=True)
 
     def _to_host(self, source: torch.Tensor) -> torch.Tensor:
+        import torch
+
         if self._stream is None:
             return source.clone(memory_format=torch.contiguous_format)
         host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
@@ -103,6 +109,8 @@ class SwapSpace:
     def bandwidth(self) -> float:
         """Bytes per second of one copy out or in, measured at the first call."""
         if self._bandwidth is None:
+            import torch
+
             probe = torch.zeros(PROBE_BYTES, dtype=torch.uint8, device=self._device)
             best = 0.0
             for _ in range(3):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from vattn.kv.layout import KVShape
+
+if TYPE_CHECKING:
+    import torch
+
 
 
 class KVViews(NamedTuple):
@@ -27,4 +29,6 @@ def kv_views(memory: torch.Tensor, shape: KVShape) -> KVViews:
     if not shape.scale_bytes:
         return KVViews(memory, kv, None)
     end = shape.scale_offset + shape.num_kv_heads * shape.scale_bytes
+    import torch
+
     return KVViews(memory, kv, memory[..., shape.scale_offset : end].view(torch.float32))

@@ -11,7 +11,7 @@ from vattn.engine.engine import Engine
 from vattn.engine.intake import Intake
 from vattn.errors import CapacityError, ConfigError
 from vattn.kv.factory import create_kv_cache
-from vattn.kv.layout import SCALE_BYTES, KVShape
+from vattn.kv.layout import SCALE_BYTES, KVShape, dtype_by_name
 from vattn.lab.bench.arrivals import Arrivals
 from vattn.lab.simulator.calibrate import Fit
 from vattn.lab.simulator.cost import CallSeconds, CostModel, Efficiency, Mapping, Roofline
@@ -76,12 +76,10 @@ class SimulationConfig:
 
     def kv_shape(self, tp: int) -> KVShape:
         """A token's KV on each of `tp` devices. KV heads are copied when there are fewer than devices."""
-        import torch
-
         stored = {"auto": self.kv_dtype, "fp8_e4m3": "float8_e4m3fn", "int8": "int8"}[self.kv.dtype]
         scales = 0 if self.kv.dtype == "auto" else SCALE_BYTES
         heads = max(1, self.model.num_kv_heads // tp)
-        return KVShape(self.model.num_layers, heads, self.model.head_dim, getattr(torch, stored), scales)
+        return KVShape(self.model.num_layers, heads, self.model.head_dim, dtype_by_name(stored), scales)
 
     @property
     def page_granularity(self) -> int:
