@@ -74,7 +74,7 @@ class BuddyBackend(Backend):
         )
 
     def memory(self, layout: UnitLayout, books: Books) -> Memory:
-        return TensorMemory(layout, self.setting.shape, self.setting.driver.device, books.limit)
+        return TensorMemory(layout, self.setting.shape, self.setting.driver, books.limit)
 
     def inputs(self, cache: KVCache, chunks: Sequence[Chunk]) -> PagedInputs:
         return paged_inputs(cache, chunks, self.setting.config.block_size)
