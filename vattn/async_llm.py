@@ -68,7 +68,7 @@ class AsyncLLM:
     async def _run(
         self, prompt: TokenizedPrompt, params: SamplingParams | BeamSearchParams | None, service: Service
     ) -> AsyncIterator[RequestOutput]:
-        params = params or SamplingParams()
+        params = self.llm.get_default_sampling_params() if params is None else params
         if not isinstance(params, (SamplingParams, BeamSearchParams)):
             raise RequestError(f"sampling_params are SamplingParams, not {type(params).__name__}")
         stream = isinstance(params, SamplingParams) and params.output_kind is not RequestOutputKind.FINAL_ONLY

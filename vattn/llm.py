@@ -34,6 +34,7 @@ from vattn.errors import ConfigError, RequestError
 from vattn.kv.ranges import KVRanges
 from vattn.kv.usage import MemoryUsage
 from vattn.metrics import EngineMetrics
+from vattn.models.generation import default_sampling
 from vattn.models.loader import LoadedModel, load_model
 from vattn.outputs import RequestOutput
 from vattn.params import BeamSearchParams, SamplingParams, each_params
@@ -71,8 +72,8 @@ class LLM:
             memory; `"triton"`, `"gather"` or `"flex"` for paged. `"auto"`: Triton on CUDA, SDPA on CPU.
         device: `"auto"` (CUDA where there is one), `"cpu"`, `"cuda"`, `"cuda:1"`.
         dtype: `"auto"` (float32 on CPU, the checkpoint's on CUDA), a name or a `torch.dtype`.
-        max_model_len: longest request in tokens, prompt and output. Default: the model's maximum, or what
-            the cache holds.
+        max_model_len: longest request in tokens, prompt and output. Default: the model's maximum, which
+            counts rotary scaling (docs/models.md), or what the cache holds.
         max_num_seqs: maximum number of running requests.
         max_num_batched_tokens: maximum number of tokens in one step. Longer prompts are prefilled in chunks.
         scheduling_policy: the order of requests: `"fcfs"` (first come, first served) or `"priority"`
@@ -96,6 +97,8 @@ class LLM:
             `"default"` for this user's own file. Default: none, at no cost.
         engine_name: the engine's name in that file. Default: the model's name.
         seed: root of the seeds of requests that have none.
+        generation_config: the defaults of requests without parameters: `"auto"` (the model's generation
+            config), `"vllm"` (those of `SamplingParams`), or a folder with a generation_config.json.
 
     Raises `ConfigError`, `ModelNotFound`, `UnsupportedModel` or `DriverUnavailable`, and then leaves nothing
     allocated. Several threads may call its methods; their requests share the batch.
@@ -139,6 +142,7 @@ class LLM:
         seed: int = 0,
         trust_remote_code: bool = False,
         revision: str | None = None,
+        generation_config: str | Path = "auto",
     ) -> None:
         check_options(
             max_model_len=max_model_len,
@@ -209,11 +213,8 @@ class LLM:
                 accept=self.kv_config.shape,
             )
         spec = self.loaded.spec
+        self._sampling = default_sampling(generation_config, self.loaded.generation_config)
         self.kv_shape = self.kv_config.shape(spec)
-        if max_model_len is not None and max_model_len > spec.max_model_len:
-            raise ConfigError(
-                f"max_model_len={max_model_len:,} is more than the model's {spec.max_model_len:,} positions"
-            )
         self.stack = stack = EngineStack(
             self.loaded,
             self.kv_config,
@@ -259,7 +260,7 @@ class LLM:
         """
         flag("use_tqdm", use_tqdm)
         tokenized = self._prompts.read_all(prompts)
-        params = each_params(sampling_params, len(tokenized))
+        params = each_params(sampling_params, len(tokenized), default=self._sampling)
         services = Service.each(len(tokenized), priority, tenant, timeout_s)
         return run_all(self.session(), tokenized, params, services, use_tqdm)
 
@@ -304,7 +305,7 @@ class LLM:
             chat_template_kwargs=chat_template_kwargs,
             cache_salt=cache_salt,
         )
-        params = each_params(sampling_params, len(prompts))
+        params = each_params(sampling_params, len(prompts), default=self._sampling)
         services = Service.each(len(prompts), priority, tenant, timeout_s)
         return run_all(self.session(), prompts, params, services, use_tqdm)
 
@@ -350,7 +351,7 @@ class LLM:
         other arguments are those of `generate`.
         """
         tokenized = self.read_prompt(prompt, **template)
-        params = each_params(sampling_params, 1)
+        params = each_params(sampling_params, 1, default=self._sampling)
         service = Service(priority, tenant, timeout_s)
         return OutputStream(self.session(), tokenized, params[0], service, self)
 
@@ -460,6 +461,14 @@ class LLM:
         if self.kv_config.dtype != "auto":
             stored["kv_scales"] = "token" if self.kv_config.scales == "token" else "static"
         return {**self.engine.kv.describe(), **stored}
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate`, `chat` and `stream` use when no `sampling_params` are passed.
+
+        From the generation config: temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens
+        (`max_tokens` here), as far as it sets them. Parameters that are passed stay as they are.
+        """
+        return self._sampling
 
     def get_tokenizer(self) -> Any:
         return self.loaded.tokenizer

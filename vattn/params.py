@@ -249,15 +249,19 @@ class BeamSearchParams:
 
 
 def each_params(
-    params: Any, count: int, kind: type[SamplingParams] | type[BeamSearchParams] = SamplingParams
+    params: Any,
+    count: int,
+    kind: type[SamplingParams] | type[BeamSearchParams] = SamplingParams,
+    *,
+    default: SamplingParams | None = None,
 ) -> list[Any]:
     """A list with the parameters of each of `count` prompts. `params` is one object for all, a list with one
-    each, or None for the defaults.
+    each, or None for `default`.
 
     Raises RequestError for objects of another kind, or for a list of another length.
     """
     if params is None and kind is SamplingParams:
-        params = SamplingParams()
+        params = default or SamplingParams()
     if isinstance(params, kind):
         return [params] * count
     if isinstance(params, (str, bytes)) or not isinstance(params, Sequence):

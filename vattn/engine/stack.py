@@ -23,6 +23,7 @@ from vattn.kv.base import KVCache
 from vattn.kv.factory import create_kv_cache, open_kv_driver
 from vattn.kv.layout import KVShape
 from vattn.models.loader import LoadedModel
+from vattn.models.rope import longest_stretched
 from vattn.vmm.driver import Driver
 
 if TYPE_CHECKING:
@@ -63,8 +64,14 @@ class EngineStack:
         self.member: Member | None = None
         self._lock = threading.RLock()
         self._done = False
-        self._loan = loaded.lease.take()
-        model_len = loaded.spec.max_model_len
+        positions = loaded.spec.max_model_len
+        longest = longest_stretched(loaded.config) or positions
+        if max_model_len is not None and max_model_len > longest:
+            raise ConfigError(
+                f"max_model_len={max_model_len:,} is more than the model's {longest:,} positions"
+            )
+        model_len = max(positions, max_model_len or 0)
+        self._loan = loaded.lease.take(stretched=model_len > positions)
         try:
             if driver is None:
                 driver = self._own_driver = open_kv_driver(self.device)
@@ -158,6 +165,7 @@ class EngineStack:
         with self._lock:
             if self._done:
                 return
+            self._loan.give_back()
             if self.member is not None:
                 self.member.leave()
             self._trace.close()
@@ -167,5 +175,4 @@ class EngineStack:
             finally:
                 if self._own_driver is not None:
                     self._own_driver.close()  # gives back what the cache could not
-                self._loan.give_back()
             self._done = True

@@ -22,6 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from vattn.errors import ConfigError, ModelChanged
 from vattn.interrupts import interrupts_held
 from vattn.models.attention import ATTENTION_NAME, register_attention
+from vattn.models.rope import Stretched, stretch
 from vattn.models.spec import text_config
 
 
@@ -39,19 +40,29 @@ class ModuleLease:
         """Configs, each with the attention that it named before."""
         self._training: list[nn.Module] = []
         """Modules that were in training mode before the first engine took the model."""
+        self._rotary: list[Stretched] = []
         # Reentrant: the garbage collector may return a loan in the middle of another call.
         self._lock = threading.RLock()
 
-    def take(self) -> Loan:
-        """Prepare the model for one more engine. Raises ConfigError if another owner uses it."""
+    def take(self, *, stretched: bool = False) -> Loan:
+        """Prepare the model for one more engine. Raises ConfigError if another owner uses it.
+
+        `stretched`: give dynamic rotary scaling the frequencies of its longest sequence
+        (`vattn.models.rope`).
+        """
         with self._lock:
             if not self._loans and not self._ours:
                 self._require_free()
+            if self._loans and stretched != bool(self._rotary):
+                raise ConfigError(
+                    "engines that share a model with dynamic rotary scaling must all have, or all not have, "
+                    "a max_model_len of more than its max_position_embeddings"
+                )
             self._loans += 1
             loan = Loan(self)
             try:
                 if self._loans == 1:
-                    self._switch()
+                    self._switch(stretched)
                 loan.check()
             except BaseException:
                 loan.give_back()
@@ -75,12 +86,14 @@ class ModuleLease:
                 "give it another attention: model.set_attn_implementation('sdpa')"
             )
 
-    def _switch(self) -> None:
+    def _switch(self, stretched: bool) -> None:
         register_attention()
         self._attention = [(config, config._attn_implementation) for config in _configs(self.model)]
         self._training = [module for module in self.model.modules() if module.training]
         self.model.set_attn_implementation(ATTENTION_NAME)
         self.model.eval()
+        if stretched:
+            self._rotary = stretch(self.model)
 
     def _return(self) -> None:
         with self._lock:
@@ -93,7 +106,9 @@ class ModuleLease:
                     config._attn_implementation_internal = before
             for module in self._training:
                 module.training = True
-            self._attention, self._training = [], []
+            for rotary in self._rotary:
+                rotary.undo()
+            self._attention, self._training, self._rotary = [], [], []
 
 
 class Loan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,22 @@ def _in_folder(path: Path) -> Source:
         return Gguf(files[0])
     if files:
         raise ModelNotFound(f"{path} holds {len(files)} GGUF files: name one, such as {files[0]}")
+    if (path / "adapter_config.json").is_file():
+        raise ModelNotFound(_adapter_needs(path))
     raise ModelNotFound(f"{path} holds no model: neither config.json nor a .gguf file is in it")
+
+
+def _adapter_needs(path: Path) -> str:
+    """What to do with a folder that holds an adapter (LoRA) only."""
+    try:
+        base = json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        base = None
+    of = f"an adapter of {base!r}" if base else "an adapter, which does not say of what model"
+    return (
+        f"{path} holds no model but {of}: load that with transformers, then "
+        f"model.load_adapter({str(path)!r}), and give LLM the model"
+    )
 
 
 def _on_hub(name: str, revision: str | None) -> Hub:

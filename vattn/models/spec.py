@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vattn.errors import UnsupportedModel
+from vattn.models.fields import LENGTH_FIELDS, get_field
+from vattn.models.rope import longest_sequence
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig
 
 _EXPERT_FIELDS = ("num_local_experts", "num_experts")
-_LONGEST_FIELDS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "seq_length")
 
 
 PARAMETER_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
@@ -117,7 +118,7 @@ class ModelSpec:
                 f"num_key_value_heads={kv_heads}"
             )
         if longest is None:
-            raise UnsupportedModel(f"{text.model_type}: the config has no {_LONGEST_FIELDS[0]}")
+            raise UnsupportedModel(f"{text.model_type}: the config has no {LENGTH_FIELDS[0]}")
         experts = next((n for f in _EXPERT_FIELDS if (n := get_field(text, f))), 1)
         width = get_field(text, "moe_intermediate_size") if experts > 1 else None
         return cls(
@@ -140,28 +141,6 @@ class ModelSpec:
 def text_config(config: PreTrainedConfig) -> Any:
     """The part of a config that describes the decoder."""
     return config.get_text_config(decoder=True)
-
-
-def get_field(config: Any, field: str) -> Any:
-    """A field, or None if it is missing. Also None if its value differs between layers."""
-    try:
-        return getattr(config, field, None)
-    except RuntimeError:  # transformers' AmbiguousGlobalPerLayerAttributeError
-        return None
-
-
-def longest_sequence(config: Any) -> int | None:
-    """Tokens of the longest sequence whose positions mean the same at every length; None: not said.
-
-    LongRoPE switches to other frequencies once a sequence passes its original length. Cached keys and other
-    sequences in the batch can't follow the switch, so sequences must stay below that length.
-    """
-    limits = [v for f in _LONGEST_FIELDS if isinstance(v := get_field(config, f), int) and v > 0][:1]
-    rope = get_field(config, "rope_parameters") or {}
-    for parameters in (rope, *rope.values()):  # one set for all layers, or one per kind of layer
-        if isinstance(parameters, dict) and parameters.get("rope_type") == "longrope":
-            limits.append(parameters.get("original_max_position_embeddings") or limits[0])
-    return min(limits, default=None)
 
 
 def _size(config: Any, *fields: str, default: int | None = None) -> int:

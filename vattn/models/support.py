@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vattn.errors import UnsupportedModel
-from vattn.models.spec import get_field, longest_sequence, text_config
+from vattn.models.fields import get_field
+from vattn.models.rope import longest_sequence
+from vattn.models.spec import text_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
