@@ -463,11 +463,7 @@ class LLM:
         return {**self.engine.kv.describe(), **stored}
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate`, `chat` and `stream` use when no `sampling_params` are passed.
-
-        From the generation config: temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens
-        (`max_tokens` here), as far as it sets them. Parameters that are passed stay as they are.
-        """
+        """What requests without `sampling_params` use: `generation_config`, read as docs/models.md says."""
         return self._sampling
 
     def get_tokenizer(self) -> Any:
