@@ -27,14 +27,15 @@ import heapq
 import logging
 import os
 import sys
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from . import libc as sys_calls
 from .driver import UNKNOWN, Access, ArgumentError, DriverError, DriverUnavailable, OutOfMemory
 from .hostinfo import host_memory, max_map_count
-from .owner import OwnedLock, OwnerProcess
+from .owner import OwnerProcess
 from .shadow import Allocation, Shadow, invalid
 from .shadowed import ShadowedDriver
 
@@ -78,7 +79,6 @@ class HostDriver(ShadowedDriver):
         if budget is not None and budget > total:
             raise ValueError(f"budget of {budget:,} bytes is more than the memory of this machine, {total:,}")
         super().__init__(granularity, total if budget is None else budget)
-        self._lock = OwnedLock("HostDriver")
         self._own_budget = budget is not None
         self._memory = _Memory()
         self._huge = granularity >= HUGE_PAGE
@@ -91,6 +91,17 @@ class HostDriver(ShadowedDriver):
         import torch
 
         return torch.device("cpu")
+
+    @property
+    def _lock(self) -> threading.Lock:
+        """Refused in a forked child, before it could wait for a lock that it may have inherited locked."""
+        self._memory.owner.require()
+        return self._mutex
+
+    def defer(self, clean_up: Callable[[], None]) -> None:
+        """See `Driver.defer`. A forked child has nothing to clean up."""
+        if self._memory.owner.here:
+            super().defer(clean_up)
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the budget if one was given, else of the system's memory."""

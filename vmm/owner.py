@@ -4,7 +4,6 @@ so only the owner may use either."""
 from __future__ import annotations
 
 import os
-import threading
 
 
 class WrongProcess(RuntimeError):
@@ -32,26 +31,3 @@ class OwnerProcess:
                 f"this {self._what} belongs to process {self._pid}, from which this one was forked, and its "
                 f"memory is shared with it: make another {self._what} here"
             )
-
-
-class OwnedLock:
-    """A lock that only its owner process may take. A forked child may inherit it locked, so it can't wait."""
-
-    def __init__(self, what: str) -> None:
-        self.owner = OwnerProcess(what)
-        self._lock = threading.Lock()
-
-    def acquire(self, blocking: bool = True) -> bool:
-        """As `threading.Lock.acquire`; returns False in a forked child."""
-        return self.owner.here and self._lock.acquire(blocking)
-
-    def release(self) -> None:
-        """As `threading.Lock.release`."""
-        self._lock.release()
-
-    def __enter__(self) -> None:
-        self.owner.require()
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()

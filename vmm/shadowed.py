@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable
 
 from .driver import DEINITIALIZED, Access, DriverError, MappedRange
-from .owner import OwnedLock
 from .shadow import Allocation, Shadow, invalid
 
 _log = logging.getLogger(__name__)
@@ -30,9 +29,14 @@ class ShadowedDriver:
             raise ValueError(f"budget must not be negative, not {budget:,} bytes")
         self.granularity = granularity
         self.shadow = Shadow(granularity, budget)
-        self._lock: threading.Lock | OwnedLock = threading.Lock()
+        self._mutex = threading.Lock()
         self._closed = False
         self._deferred: deque[Callable[[], None]] = deque()
+
+    @property
+    def _lock(self) -> threading.Lock:
+        """What every call holds; a subclass may refuse it."""
+        return self._mutex
 
     # Implemented by the subclass
 
