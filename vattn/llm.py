@@ -72,8 +72,8 @@ class LLM:
             memory; `"triton"`, `"gather"` or `"flex"` for paged. `"auto"`: Triton on CUDA, SDPA on CPU.
         device: `"auto"` (CUDA where there is one), `"cpu"`, `"cuda"`, `"cuda:1"`.
         dtype: `"auto"` (float32 on CPU, the checkpoint's on CUDA), a name or a `torch.dtype`.
-        max_model_len: longest request in tokens, prompt and output. Default: the model's maximum, which
-            counts rotary scaling (docs/models.md), or what the cache holds.
+        max_model_len: longest request in tokens, prompt and output. Default: the model's (with its
+            rotary scaling: docs/models.md), or what the cache holds.
         max_num_seqs: maximum number of running requests.
         max_num_batched_tokens: maximum number of tokens in one step. Longer prompts are prefilled in chunks.
         scheduling_policy: the order of requests: `"fcfs"` (first come, first served) or `"priority"`
@@ -92,13 +92,12 @@ class LLM:
         overlap: launch each step before the host knows the tokens of the step before. Default: only on CUDA.
         enforce_eager: True: never decode from captured graphs. False: decode padded as for a graph, even
             where nothing can be captured. Default: graphs on CUDA with `"triton"` attention.
-        driver: virtual memory driver to map with; the caller must close it. Default: the device's own.
+        driver: virtual memory driver to use; the caller must close it. Default: the device's own.
         coordinator: file through which engines share a device's memory (`vattn top`, `vattn limit`), or
             `"default"` for this user's own file. Default: none, at no cost.
         engine_name: the engine's name in that file. Default: the model's name.
         seed: root of the seeds of requests that have none.
-        generation_config: the defaults of requests without parameters: `"auto"` (the model's generation
-            config), `"vllm"` (those of `SamplingParams`), or a folder with a generation_config.json.
+        generation_config: defaults of sampling_params: `"auto"` (the model's), `"vllm"` (none), or a folder.
 
     Raises `ConfigError`, `ModelNotFound`, `UnsupportedModel` or `DriverUnavailable`, and then leaves nothing
     allocated. Several threads may call its methods; their requests share the batch.
