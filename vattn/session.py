@@ -77,8 +77,9 @@ class Session:
         """Wait for the next outputs of this session's requests. Returns an empty list if the time is up.
 
         Raises StepError if a step with one of them failed; with `raises=False` the output has the error
-        instead. Raises RequestError if the engine was closed.
+        instead. Raises RequestError if the engine was closed, WrongProcess in a forked child.
         """
+        self._loop.owner.require()  # in a forked child nothing would ever arrive
         return [output for delta in self._mailbox.get(timeout_s) for output in self._absorb(delta, raises)]
 
     def _absorb(self, delta: RequestDelta, raises: bool) -> list[RequestOutput]:

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.models.tiny import build
-from vattn import VirtualCache
+from vattn import LLM, BeamSearchParams, SamplingParams, VirtualCache
 from vattn.errors import WrongProcess
 from vattn.vmm.driver import Access
 from vattn.vmm.growable import GrowableTensor
@@ -148,3 +148,52 @@ def test_a_child_is_refused_even_if_a_thread_of_the_parent_held_the_lock() -> No
     driver = HostDriver(granularity=4096)
     with driver._lock:
         assert refused(lambda: driver.create(4096))
+
+
+# ---------------------------------------------------------------------- LLM
+@pytest.mark.parametrize("backend", ["virtual", "paged", "static"])
+def test_an_llm_is_refused_in_a_child_while_the_parent_generates(backend: Any) -> None:
+    """Children are made in the middle of running requests; they may close, drop and collect at will."""
+    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    options = {"kv_cache_memory_bytes": 1 << 22, "max_model_len": 96, "kv_backend": backend}
+    prompts = [[5, 6, 7, 8], [9, 10, 11]]
+    llm = LLM(build("llama"), **options)
+    expected = [o.outputs[0].token_ids for o in llm.generate(prompts, greedy, use_tqdm=False)]
+    streams = [llm.stream({"prompt_token_ids": prompt}, greedy) for prompt in prompts]
+    first = [next(stream) for stream in streams]
+    beams = BeamSearchParams(beam_width=2, max_tokens=4)
+
+    def drop() -> None:
+        nonlocal llm
+        del llm
+        gc.collect()
+
+    assert refused(
+        lambda: llm.generate(prompts, greedy, use_tqdm=False),
+        lambda: next(llm.stream({"prompt_token_ids": [5, 6]}, greedy)),
+        lambda: llm.beam_search([5, 6], beams, use_tqdm=False),
+        lambda: llm.abort(first[0].request_id),
+        lambda: llm.resize_kv_cache(1 << 21),
+        lambda: llm.sleep(),
+        lambda: llm.wake_up(),
+        lambda: llm.reset_prefix_cache(),
+        lambda: llm.memory_usage(),
+        lambda: llm.metrics(),
+        lambda: llm.snapshot(),
+        lambda: llm.check(),
+        lambda: list(streams[0]),
+    )
+
+    def another() -> None:
+        with LLM(build("llama"), **options) as own:
+            got = [o.outputs[0].token_ids for o in own.generate(prompts, greedy, use_tqdm=False)]
+        assert got == expected
+
+    acts = (lambda: llm.close(), gc.collect, lambda: streams[1].close(), drop, another)
+    assert in_a_child(*acts) == ["no error"] * 5
+    outputs = [list(stream)[-1] for stream in streams]
+    assert [o.outputs[0].token_ids for o in outputs] == expected
+    again = [o.outputs[0].token_ids for o in llm.generate(prompts, greedy, use_tqdm=False)]
+    assert again == expected
+    llm.check()
+    llm.close()

@@ -126,6 +126,8 @@ class EngineLoop:
 
     def leave(self, mailbox: Mailbox) -> None:
         """End the requests of a client that wants no more reports. Does not wait."""
+        if not self.owner.here:
+            return  # the requests are the parent's, and the lock may have been inherited locked
         mailbox.closed = True
         with self._wake:
             self._wake.notify()
