@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from vattn.checks import choice, flag, number, shown, text, whole
 from vattn.errors import ConfigError
@@ -224,3 +224,17 @@ def check_options(
     flag("overlap", overlap, optional=True, error=ConfigError)
     flag("enforce_eager", enforce_eager, optional=True, error=ConfigError)
     flag("trust_remote_code", trust_remote_code, error=ConfigError)
+
+
+C = TypeVar("C", KVCacheConfig, SchedulerConfig)
+
+
+def one_of(config: C | None, options: C, defaults: C) -> C:
+    """Return the whole configuration or the single options. Raises ConfigError if both are given."""
+    if config is None:
+        return options
+    if not isinstance(config, type(options)):
+        raise ConfigError(f"this must be a {type(options).__name__}, not {type(config).__name__}")
+    if options != defaults:
+        raise ConfigError(f"give a {type(options).__name__} or its single options, not both")
+    return config

@@ -56,6 +56,14 @@ class CapacityError(VattnError):
 class QueueFull(CapacityError):
     """Too many requests are waiting (`max_waiting`). The same request may be accepted later."""
 
+    @classmethod
+    def of(cls, tenant: str, waiting: int, new: int, limit: int) -> QueueFull:
+        """`new` more requests of `tenant` would make it `waiting`, more than `limit`."""
+        return cls(
+            f"{waiting:,} requests of tenant {tenant!r} would have to wait, {new:,} of them new; "
+            f"max_waiting={limit:,} allows no more: try again later"
+        )
+
 
 class StepError(VattnError, RuntimeError):
     """A step of the engine failed in the model, the sampler or the driver. `__cause__` is what they raised.

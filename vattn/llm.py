@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 
@@ -24,6 +24,7 @@ from vattn.config import (
     PreemptionMode,
     SchedulerConfig,
     check_options,
+    one_of,
 )
 from vattn.engine.listener import StepListener
 from vattn.engine.runner import Runner
@@ -41,8 +42,6 @@ from vattn.params import BeamSearchParams, SamplingParams, each_params
 from vattn.prompts import Prompt, PromptReader, TokenizedPrompt
 from vattn.session import OutputStream, Session, run_all
 from vattn.vmm.driver import Driver
-
-C = TypeVar("C", KVCacheConfig, SchedulerConfig)
 
 
 class LLM:
@@ -163,7 +162,7 @@ class LLM:
         if swap_space_bytes is None:
             recomputed = isinstance(how, str) and how == "recompute"
             swap_space_bytes = 0 if recomputed else DEFAULT_SWAP_BYTES
-        self.kv_config = _one_of(
+        self.kv_config = one_of(
             kv_config,
             KVCacheConfig(
                 backend=kv_backend,
@@ -180,7 +179,7 @@ class LLM:
             ),
             KVCacheConfig(swap_space_bytes=swap_space_bytes),
         )
-        self.scheduler_config = _one_of(
+        self.scheduler_config = one_of(
             scheduler_config,
             SchedulerConfig(
                 max_num_seqs,
@@ -489,14 +488,3 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _one_of(config: C | None, options: C, defaults: C) -> C:
-    """Return the whole configuration or the single options. Raises ConfigError if both are given."""
-    if config is None:
-        return options
-    if not isinstance(config, type(options)):
-        raise ConfigError(f"this must be a {type(options).__name__}, not {type(config).__name__}")
-    if options != defaults:
-        raise ConfigError(f"give a {type(options).__name__} or its single options, not both")
-    return config

@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from vattn.config import SchedulerConfig
 from vattn.engine.blueprint import create_scheduler
 from vattn.engine.deadlines import Deadlines
 from vattn.engine.deltas import RequestDelta
 from vattn.engine.events import EventLog
-from vattn.engine.executor import Executor, Handle
+from vattn.engine.executor import Executor
 from vattn.engine.groups import BeamGroup, Group, ParallelGroup
+from vattn.engine.in_flight import InFlight, NewToken, broken, out_of_memory
 from vattn.engine.intake import Intake
 from vattn.engine.listener import StepListener
-from vattn.engine.live_requests import LiveRequests, leader_of, runs
+from vattn.engine.live_requests import LiveRequests, leader_of, runs, tell
 from vattn.engine.preemption import COPY_ERRORS
 from vattn.engine.request import Request
 from vattn.engine.scheduler import Batch
@@ -38,33 +38,6 @@ from vattn.sampling.beam import Candidate
 from vattn.sampling.detokenize import Finish
 from vattn.sampling.failures import sampling_failure
 from vattn.vmm.driver import DriverError
-
-
-class NewToken(NamedTuple):
-    """The token that one step produced for one request."""
-
-    request: Request
-    token: int
-    """A negative number means that sampling failed; see `sampling_failure`."""
-    logprobs: TokenLogprobs | None
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """A step that was launched and whose tokens are not known yet."""
-
-    handle: Handle
-    sampling: list[Request]
-    """The requests that get a token, in the order of the executor's result."""
-    started: float
-    """Time of the launch, in seconds on the executor's clock."""
-    decodes: int
-    prompt_tokens: int
-
-    @property
-    def must_settle_first(self) -> bool:
-        """True if the next batch depends on this step's tokens and not only on its KV."""
-        return any(r.sampling.edited or isinstance(r.group, BeamGroup) for r in self.sampling)
 
 
 class Engine:
@@ -123,10 +96,7 @@ class Engine:
             if waiting > self.max_waiting:
                 self.metrics.refused_requests += len(services)
                 self.trace.refuse(tenant, waiting, self.max_waiting)
-                raise QueueFull(
-                    f"{waiting:,} requests of tenant {tenant!r} would have to wait, {arrivals[tenant]:,} of "
-                    f"them new; max_waiting={self.max_waiting:,} allows no more: try again later"
-                )
+                raise QueueFull.of(tenant, waiting, arrivals[tenant], self.max_waiting)
 
     def add_request(
         self,
@@ -187,7 +157,7 @@ class Engine:
         if request is None:
             return False
         if error is not None:
-            self._tell(request, error)
+            tell(request, error)
         self._end(request, reason)
         return True
 
@@ -297,7 +267,7 @@ class Engine:
             flight = None
         batch = self._schedule()
         for request in batch.starved:
-            self._fail(request, _out_of_memory(request))
+            self._fail(request, out_of_memory(request))
         self._give_up(batch)
         launched = self._launch(batch, flight) if batch.items else None
         self._flight = launched if self.overlap else None
@@ -360,8 +330,7 @@ class Engine:
         return InFlight(handle, sampling, started, decodes, batch.num_tokens - decodes)
 
     def _tell_computed(self, batch: Batch) -> None:
-        """Tell the cache which tokens are written. If it fails to record them now, it is told again with the
-        next tokens."""
+        """Tell the cache which tokens are written. Where that fails, the next step tells it again."""
         computed = self.kv.computed
         for request, _ in batch.items:
             try:
@@ -408,7 +377,7 @@ class Engine:
                 try:
                     end = self._enter(request, token, entry, result.beams.get(request), now)
                 except Exception as error:  # the other tokens of the step must not be lost
-                    end = _broken(error)
+                    end = broken(error)
             if end is not None:
                 ends.append((request, end))
         for request, end in ends:
@@ -483,22 +452,15 @@ class Engine:
         if not runs(leader_of(request)):
             return
         if isinstance(request.group, BeamGroup):
-            self._tell(request, error)
+            tell(request, error)
             self._end(request.group.leader, "error")
             return
         if request.finished:
             return
-        self._tell(request, error)
+        tell(request, error)
         with suppress(Exception):  # the detokenizer itself may be broken
             request.stop.abort()
         self._finish(request, Finish("error"))
-
-    @staticmethod
-    def _tell(request: Request, error: str) -> None:
-        if isinstance(request.group, BeamGroup):
-            request.group.failed = request.group.failed or error
-        else:
-            request.error = request.error or error
 
     def _finish(self, request: Request, finish: Finish) -> None:
         """End a request, or one branch of it."""
@@ -536,17 +498,3 @@ class Engine:
     def take_deltas(self) -> list[RequestDelta]:
         """What is new since the last call, for every request with something to report."""
         return self._live.take_deltas()
-
-
-def _broken(error: Exception) -> str:
-    return (
-        f"its next token could not be entered ({type(error).__name__}: {error}): try again; if the tokenizer "
-        "is at fault, detokenize=False does without it"
-    )
-
-
-def _out_of_memory(request: Request) -> str:
-    return (
-        f"no memory for token {request.num_tokens:,} although nothing else runs: the machine, not the "
-        "budget, is short of it; lower kv_cache_memory_bytes or free memory"
-    )

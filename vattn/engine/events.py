@@ -39,7 +39,7 @@ from vattn.errors import ConfigError
 from vattn.outputs import FinishReason
 
 if TYPE_CHECKING:
-    from vattn.engine.engine import NewToken
+    from vattn.engine.in_flight import NewToken
     from vattn.engine.scheduler import Batch, Preempted
 
 FORMAT = "vattn-trace-2"

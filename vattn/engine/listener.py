@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vattn.engine.engine import NewToken
+    from vattn.engine.in_flight import NewToken
     from vattn.engine.scheduler import Batch
 
 

@@ -21,6 +21,14 @@ def runs(leader: Request) -> bool:
     return not (leader.finished if leader.group is None else leader.group.finished)
 
 
+def tell(request: Request, error: str) -> None:
+    """Note why a request failed, of a beam search with its group. The first reason counts."""
+    if isinstance(request.group, BeamGroup):
+        request.group.failed = request.group.failed or error
+    else:
+        request.error = request.error or error
+
+
 class LiveRequests:
     """Leaders by request id. A request is kept until its last report has been taken."""
 

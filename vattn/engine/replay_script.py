@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vattn.engine.engine import NewToken
 from vattn.engine.events import EventLog
 from vattn.engine.executor import Executor, StepResult
+from vattn.engine.in_flight import NewToken
 from vattn.engine.preemption import How
 from vattn.engine.request import Request
 from vattn.engine.scheduler import Batch, Preempted, Scheduled
