@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from vattn.checks import shown
 from vattn.errors import ConfigError, RequestError
 from vattn.params import SamplingParams
 
@@ -26,7 +27,7 @@ def default_sampling(source: str | Path, own: Any) -> SamplingParams:
     Raises ConfigError.
     """
     if not isinstance(source, (str, Path)):
-        raise ConfigError(f"generation_config must be 'auto', 'vllm' or a folder, got {source!r}")
+        raise ConfigError(f"generation_config must be 'auto', 'vllm' or a folder, got {shown(source)}")
     if source == "vllm":
         return SamplingParams()
     config = own if source == "auto" else _read(source)
