@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
+from tests.inputs import written
 from vattn import LLM, SamplingParams
 from vattn.errors import ConfigError
 from vattn.lab.bench.arrivals import Arrivals
@@ -16,6 +18,7 @@ from vattn.lab.bench.probe import Probe
 from vattn.lab.bench.tiny import load_tiny
 from vattn.lab.bench.workload import RandomWorkload, WorkloadRequest
 from vattn.models.loader import LoadedModel
+from vattn.sampling.detokenize import IncrementalDetokenizer
 
 LIMITS = {
     "max_model_len": 128,
@@ -171,3 +174,27 @@ def test_small_pages_can_be_swept_on_a_cpu(loaded: LoadedModel) -> None:
     with small.open() as target:
         assert target.kv["page_bytes"] == 4096
         assert drive(requests(n=2), Arrivals("at-once"), target)[0].success
+
+
+def test_a_measured_run_is_what_users_get_each_token_through_the_loop_with_its_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Served requests are streams: text is made of every token, and each has a time of its own."""
+    decoded: list[int] = []
+    append = IncrementalDetokenizer.append
+
+    def counted(self: IncrementalDetokenizer, token_id: int, **options: Any) -> str | None:
+        if self.decodes:
+            decoded.append(token_id)
+        return append(self, token_id, **options)
+
+    monkeypatch.setattr(IncrementalDetokenizer, "append", counted)
+    system = VattnSystem("written", written.loaded(), {"kv_backend": "virtual", **LIMITS})
+    work = [WorkloadRequest([i + 3] * 12, 9) for i in range(4)]
+    with system.open() as target:
+        timelines = drive(work, Arrivals("at-once"), target)
+    assert sorted(decoded) == sorted(token for t in timelines for token in t.token_ids)
+    for timeline in timelines:
+        [times] = timeline.token_times
+        assert len(times) == len(timeline.token_ids) == 9 and times == sorted(times)
+        assert len(set(times)) > 4, "tokens come one by one, not all at the end"
