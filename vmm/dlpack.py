@@ -4,19 +4,17 @@
 reservation in which little or nothing is mapped. (`__cuda_array_interface__` looks up the pointer, and
 `torch.frombuffer` takes only CPU memory.)
 
-Ownership: torch calls the capsule's deleter when the last tensor of the storage dies, on any thread; the
-deleter drops the reference to `owner`. At interpreter exit the deleters of tensors that are still alive are
-removed, so that no Python code runs after the interpreter is gone.
+Ownership: `owner` is an attribute of the storage's Python object, which torch keeps as long as the storage,
+so it goes with the last tensor, on any thread. The capsule has no deleter: one written in Python could run
+while an exception is on its way (a view dies in the expression that raises) and would replace it.
 
 Source: DLPack 1.0, `dlpack.h`, `DLManagedTensor`.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -65,29 +63,13 @@ class _Managed(ctypes.Structure):
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
-# Capsule memory that torch still points at: address -> (struct, shape, strides, owner). It is never read; it
-# only keeps these objects alive as long as torch needs them.
-_alive: dict[int, tuple[Any, ...]] = {}
-
-
-def _drop(address: int, _pop: Any = _alive.pop) -> None:
-    _pop(address, None)
-
-
-_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_drop)
-_DELETER_ADDRESS = ctypes.cast(_DELETER, ctypes.c_void_p).value
+# torch copies what it needs when it makes the tensor. Later it reads `deleter` alone, which is 0 in all of
+# these: they may be used again, but never freed, as tensors may outlive the interpreter.
+_spare: list[_Managed] = []
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_spare))
 _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
-
-
-@atexit.register
-def _disarm() -> None:
-    """Detach torch from Python before the interpreter exits. What is left ends with the process."""
-    for managed, *_ in list(_alive.values()):
-        managed.deleter = None
-    for forever in (_alive, _DELETER):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(forever))
 
 
 def tensor_from_address(
@@ -111,23 +93,23 @@ def tensor_from_address(
     wire = dtype if dtype in _TYPES else _BY_SIZE[dtype.itemsize]
     code, bits = _TYPES[wire]
     dims = len(shape)
-    managed = _Managed()
     shape_array = (ctypes.c_int64 * dims)(*shape)
     stride_array = (ctypes.c_int64 * dims)(*stride)
+    try:
+        managed = _spare.pop()
+    except IndexError:
+        managed = _Managed()
     managed.tensor.data = address
     managed.tensor.device = _Device(_KIND[device.type], device.index or 0)
     managed.tensor.ndim = dims
     managed.tensor.dtype = _DataType(code, bits, 1)
     managed.tensor.shape = shape_array
     managed.tensor.strides = stride_array
-    managed.deleter = _DELETER_ADDRESS
-    key = ctypes.addressof(managed)
-    _alive[key] = (managed, shape_array, stride_array, owner)
-    # Not an inference tensor: that could never be written to outside inference mode.
-    with torch.inference_mode(False):
-        try:
-            tensor = from_dlpack(_new_capsule(key, b"dltensor", None))
-        except BaseException:
-            _alive.pop(key, None)
-            raise
-        return tensor if wire is dtype else tensor.view(dtype)
+    try:
+        # Not an inference tensor: that could never be written to outside inference mode.
+        with torch.inference_mode(False):
+            tensor = from_dlpack(_new_capsule(ctypes.addressof(managed), b"dltensor", None))
+            tensor.untyped_storage().owner = owner  # type: ignore[attr-defined]
+            return tensor if wire is dtype else tensor.view(dtype)
+    finally:
+        _spare.append(managed)

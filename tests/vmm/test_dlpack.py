@@ -118,6 +118,21 @@ def test_the_owner_is_dropped_on_whatever_thread_the_last_view_dies(address: int
     assert gone() is None
 
 
+def test_a_view_that_dies_while_an_error_is_raised_does_not_replace_the_error(address: int) -> None:
+    def failing() -> None:
+        raise ValueError("the error")
+
+    def both(view: torch.Tensor, other: None) -> None:
+        pass
+
+    owner = Owner()
+    gone = weakref.ref(owner)
+    with pytest.raises(ValueError, match="the error"):
+        both(tensor_from_address(address, (8,), (1,), torch.float32, CPU, owner), failing())  # type: ignore[func-returns-value]
+    del owner
+    assert gone() is None
+
+
 def test_an_owner_in_a_cycle_with_its_view_is_collected(address: int) -> None:
     owner = Owner()
     gone = weakref.ref(owner)
