@@ -233,7 +233,7 @@ def test_a_change_while_it_is_in_use_is_an_error_and_spoils_nothing(backend: str
             model.set_attn_implementation("sdpa")
         else:
             model.train()
-        with pytest.raises(StepError, match="ModelChanged: .* while an LLM uses it: go on with"):
+        with pytest.raises(StepError, match=r"ModelChanged: .* while an LLM uses it: go on with"):
             llm.generate(PROMPTS, greedy(30), use_tqdm=False)
         with pytest.raises(StepError, match="ModelChanged"), stream:
             list(stream)
