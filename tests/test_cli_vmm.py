@@ -104,12 +104,12 @@ def test_mistakes_are_explained(args: list[str], says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "code", "says"),
     [
-        (["test", "--device", "cuda:77"], "error: "),
-        (["bench", "--device", "cpu", "--page", "1000"], "not a multiple of the system page"),
+        (["test", "--device", "cuda:77"], 1, "error: "),
+        (["bench", "--device", "cpu", "--page", "1000"], 2, "not a multiple of the system page"),
     ],
 )
-def test_what_the_machine_cannot_do_ends_in_one_line(args: list[str], says: str) -> None:
-    shown = vattn("vmm", *args, code=1)
+def test_what_the_machine_cannot_do_ends_in_one_line(args: list[str], code: int, says: str) -> None:
+    shown = vattn("vmm", *args, code=code)
     assert says in shown and "Traceback" not in shown

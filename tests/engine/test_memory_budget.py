@@ -12,6 +12,7 @@ from vattn.config import KVCacheConfig
 from vattn.kv.base import KVCache
 from vattn.kv.factory import create_kv_cache
 from vattn.kv.layout import KVShape
+from vattn.lab.bench.engine_bench import NullExecutor
 from vattn.lab.bench.workload import RandomWorkload
 from vattn.vmm.accounting import AccountingDriver
 
@@ -34,7 +35,8 @@ class BudgetHarness(Harness):
             model_len=8192,
             max_num_seqs=64,
         )
-        self.scheduler.kv = self.scheduler.preemption.kv = self.kv
+        self.scheduler.kv = self.scheduler.preemption.kv = self.engine.kv = self.kv
+        self.engine.executor = NullExecutor(self.kv)
         self.scheduler.max_num_seqs, self.scheduler.max_num_batched_tokens = 64, 512
 
     def run(self, workload: RandomWorkload) -> tuple[int, float]:

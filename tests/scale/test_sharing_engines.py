@@ -107,16 +107,17 @@ def test_what_an_engine_tells_is_what_it_holds(tmp_path: Path) -> None:
     path = tmp_path / "engines.json"
     with engine("virtual-interleaved", path, engine_name="demo") as llm:
         params = SamplingParams(max_tokens=20, ignore_eos=True)
-        stream = llm.stream([7] * 40, params)
-        next(stream)
+        stepped(llm).add_request("r", [7] * 40, params)
+        stepped(llm).step()
         wake(llm)
         usage = llm.memory_usage()
-        next(stream)
+        stepped(llm).step()
         [entry] = Coordinator(path).read().engines
         assert (entry.name, entry.device, entry.in_use) == ("demo", "cpu", usage.in_use)
         assert entry.status["memory"]["in_use"] == usage.in_use
         assert (entry.status["running"], entry.status["waiting"]) == (1, 0)
-        stream.close()
+        assert llm.engine.abort("r")
+        stepped(llm).taken()
         generate(llm, outputs=3, count=1)
         [entry] = Coordinator(path).read().engines
         assert entry.status["running"] == 0, "an engine that rests says so"

@@ -15,12 +15,13 @@ no batch can follow.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vattn.errors import UnsupportedModel
 from vattn.models.fields import LENGTH_FIELDS, get_field
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def longest_sequence(config: Any) -> int | None:
