@@ -14,7 +14,6 @@ def pytest_collection_finish() -> None:
 
 
 KNOWN_FAILURES = {
-    "test_driver_calls.py::test_any_driver_call_may_fail": "a failed release loses a page to the books",
     "test_mutants.py::test_mutants_of_virtual": "random interleavings miss one of the mutants",
     "test_gpu_dry.py::test_engines_do_the_same_work": "its cause is not known yet",
 }

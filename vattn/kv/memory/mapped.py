@@ -217,7 +217,10 @@ class MappedMemory(Memory):
         for unit in units:
             self.pool.release_all(self._pages.pop(unit))
         if units:
-            self.pool.trim()
+            # A page that the driver does not take back now stays free in the pool: the next call uses it or
+            # tries again. The units are gone in any case, as the books have it.
+            with suppress(DriverError):
+                self.pool.trim()
 
     def _lines(self, row: int) -> range:
         """The rows of the address space that are the ranges of a row."""
