@@ -11,7 +11,7 @@ from benchmarks.gpu.bars import all_bars
 from benchmarks.gpu.plans import PLANS
 from benchmarks.gpu.problems import sweep
 from benchmarks.gpu.summary import render
-from vattn.kv.factory import DEFAULT_LAYOUT
+from vattn.kv.backends.base import DEFAULT_LAYOUT
 
 
 def kernels(decode_share: float, prefill_ratio: float) -> dict[str, Any]:
