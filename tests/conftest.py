@@ -14,8 +14,7 @@ def pytest_collection_finish() -> None:
 
 
 KNOWN_FAILURES = {
-    "test_mutants.py::test_mutants_of_virtual": "random interleavings miss one of the mutants",
-    "test_gpu_dry.py::test_engines_do_the_same_work": "its cause is not known yet",
+    "test_mutants_of_virtual[units_of_evicted": "random interleavings may miss this mutant",
 }
 """Tests that fail since the engine was redesigned, and why. This list may only shrink."""
 

@@ -29,6 +29,8 @@ from benchmarks.gpu.models import random_model
 from benchmarks.gpu.plans import DRY_PLANS, PLANS, Plan
 from benchmarks.gpu.timing import Deadline
 from vattn import LLM
+from vattn.engine.listener import StepListener
+from vattn.engine.scheduler import Batch
 from vattn.kv.usage import MemoryUsage
 from vattn.lab.bench.compare import BackendResult, run_backend
 from vattn.lab.bench.environment import environment
@@ -51,16 +53,16 @@ SAMPLE_EVERY = 8
 
 
 @dataclass
-class MemorySamples:
-    """Looks at the KV memory while a run goes on; called after every step."""
+class MemorySamples(StepListener):
+    """Looks at the KV memory as the engine launches its steps."""
 
     llm: LLM
     steps: int = 0
     samples: list[MemoryUsage] = field(default_factory=list)
 
-    def __call__(self, done: int, total: int) -> None:
+    def launched(self, batch: Batch) -> None:
         if self.steps % SAMPLE_EVERY == 0:
-            self.samples.append(self.llm.memory_usage())
+            self.samples.append(self.llm.engine.kv.usage())
         self.steps += 1
 
     def figures(self) -> dict[str, float]:
@@ -79,7 +81,11 @@ class MemorySamples:
 def measured(llm: LLM, requests: Sequence[WorkloadRequest]) -> tuple[dict[str, Any], list[list[int]]]:
     """Run the requests; figures of this run alone, and its tokens."""
     before, memory = llm.metrics(), MemorySamples(llm)
-    result = run_backend("", llm, requests, memory)
+    stop = llm.listen(memory)
+    try:
+        result = run_backend("", llm, requests)
+    finally:
+        stop()
     return {**figures(result, before), **memory.figures()}, result.tokens
 
 
