@@ -17,6 +17,7 @@ from vattn.engine.build import build_engine
 from vattn.engine.engine import Engine
 from vattn.engine.events import EventLog
 from vattn.engine.loop import EngineLoop
+from vattn.engine.openmp import release_workers
 from vattn.engine.sizing import activation_bytes
 from vattn.errors import ConfigError
 from vattn.kv.base import KVCache
@@ -115,6 +116,7 @@ class EngineStack:
         except BaseException:
             self._release()
             raise
+        release_workers()  # this thread has loaded and measured; the loop computes from here on
         self.loop = EngineLoop(self.engine)
 
     def _activations(self, loaded: LoadedModel, limits: SchedulerConfig) -> int:
